@@ -1,13 +1,13 @@
-"""Time the tiles of GEMMs in the reference order, for few tokens, on one GPU.
+"""Time GEMMs of few tokens on one Hopper GPU: by the usual kernels, and in the reference order.
 
     PYTHONPATH=services:shared python3 benchmarks/kernels/invariant_gemms.py --model qwen3-0.6b \
         [--tokens 1 2 4] [--output FILE]
 
-For each GEMM of a layer, the head, and number of tokens: microseconds by the kernel that a worker
-uses without `--batch-invariant`, by the tiles that it uses with it, and by the fastest tiles of all
-that are tried. Each is timed in a CUDA graph over weights that outgrow the L2 cache, in which every
-kernel may begin before the one before it has ended. Tiles whose bits are not those of the reference
-order are errors, and are named. The last lines add up the layers and the head of a model.
+For each GEMM of a layer, the head, and number of tokens: microseconds by the kernels that a worker
+uses without `--batch-invariant` and with it, and by the fastest tiles of all that are tried. Each
+is timed in a CUDA graph over weights that outgrow the L2 cache, in which every kernel may begin
+before the one before it has ended. Tiles whose bits are not those of the reference order are
+errors, and are named. The last lines add up the layers and the head of a model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from pathlib import Path
 
 import torch
@@ -26,9 +25,11 @@ from torch import Tensor
 from pagewire.bench.kernels.shapes import MODELS
 from pagewire.bench.kernels.timing import graph_us
 from pagewire.bench.results import Figure, command_line, write_rows
+from pagewire.worker.ops.integers import next_power_of_2
 from pagewire.worker.ops.triton import linear as usual
 from pagewire.worker.ops.triton.invariant import linear as ordered
-from pagewire.worker.ops.triton.invariant.linear_config import OrderedConfig, few_tokens
+from pagewire.worker.ops.triton.invariant.linear_config import OrderedConfig, any_tokens
+from pagewire.worker.ops.triton.streamed.config import StreamConfig
 
 EPS = 1e-6
 ROTATED_BYTES = 2**30
@@ -65,7 +66,7 @@ class Gemm:
             return [partial(function, self.x, w, self.residual, **options) for w in self.weights]
         return [partial(function, self.x, None, EPS, w, **options) for w in self.weights]
 
-    def result(self, config: OrderedConfig) -> Tensor:
+    def result(self, config: OrderedConfig | StreamConfig) -> Tensor:
         """The result of the first weight, which leaves the residual as it is."""
         kept = self.residual.clone()
         out = self.calls(ordered, config=config)[0]().clone()
@@ -77,22 +78,23 @@ def randn(*shape: int, scale: float = 1.0) -> Tensor:
     return torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(0, scale)
 
 
-def candidates(k: int) -> Iterator[OrderedConfig]:
-    """Tiles that divide `k`, with up to 512 bytes of weights a thread loaded ahead."""
-    for rows, block_k, warps, ahead in product(
-        (16, 32, 64), (128, 256, 512), (2, 4, 8), (1, 2, 4, 8)
-    ):
-        loaded = 2 * rows * block_k * ahead // (32 * warps)
-        if k % block_k == 0 and ahead * block_k <= k and 16 <= loaded <= 512:
-            yield OrderedConfig(rows, block_k, tokens=8, warps=warps, stages=4, ahead=ahead)
+def candidates(gemm: Gemm, k: int) -> Iterator[StreamConfig]:
+    """Tiles that fit the device's shared memory, or nearly so."""
+    tokens = max(8, next_power_of_2(len(gemm.x)))
+    least = 16 if gemm.operation == "norm_gate_up_silu_mul" else 8
+    for rows in (8, 16, 32, 64):
+        for tiles in (2, 4):
+            for size in (50_000, 100_000, 150_000, 200_000):
+                stages = min(size // (128 * tiles * (rows + tokens)), k // (64 * tiles))
+                if rows >= least and stages >= 2:
+                    yield StreamConfig(rows, tokens, stages, tiles)
 
 
-def search(gemm: Gemm, k: int) -> tuple[OrderedConfig, float, list[OrderedConfig]]:
-    """The fastest tiles, their microseconds, and the tiles whose bits differ from the others'."""
-    chosen = few_tokens(len(gemm.x), k, 2)
-    expected = gemm.result(chosen)
-    best, fastest, wrong = chosen, graph_us(gemm.calls(ordered, config=chosen)), []
-    for config in candidates(k):
+def search(gemm: Gemm, k: int) -> tuple[StreamConfig | None, float, list[StreamConfig]]:
+    """The fastest tiles, their microseconds, and the tiles whose bits differ from the order's."""
+    expected = gemm.result(any_tokens(len(gemm.x), k, 2))
+    best, fastest, wrong = None, float("inf"), []
+    for config in dict.fromkeys(candidates(gemm, k)):
         try:
             if not torch.equal(gemm.result(config), expected):
                 wrong.append(config)
@@ -117,12 +119,11 @@ def main() -> None:
         totals = {"without": 0.0, "with": 0.0, "fastest": 0.0}
         for name, (rows, k) in MODELS[arguments.model].matrices.items():
             gemm = Gemm.drawn(name, tokens, rows, k)
-            present = few_tokens(tokens, k, 2)
             config, fastest, different = search(gemm, k)
             wrong += different
             times = {
                 "without": graph_us(gemm.calls(usual)),
-                "with": graph_us(gemm.calls(ordered, config=present)),
+                "with": graph_us(gemm.calls(ordered)),
                 "fastest": fastest,
             }
             line = ", ".join(f"{kind} {us:.2f} us" for kind, us in times.items())

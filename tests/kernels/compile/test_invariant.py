@@ -56,6 +56,18 @@ def linear(tokens: int, features: int, k: int, item_size: int) -> None:
     ops.norm_linear(x, meta(k, dtype=dtype), 1e-6, weight, meta(2 * features, dtype=dtype))
 
 
+def stream(tokens: int, features: int, k: int, item_size: int) -> None:
+    """The GEMMs of few tokens on Hopper."""
+    from pagewire.worker.ops.triton.invariant import linear
+    from pagewire.worker.ops.triton.streamed.config import stream_config
+
+    x, weight = meta(tokens, k), meta(2 * features, k)
+    config = stream_config(tokens, 2 * features, k)
+    linear.norm_gate_up_silu_mul(x, None, 1e-6, weight, config=config)
+    linear.linear_add(x, weight, meta(tokens, 2 * features), config=config)
+    linear.linear(x, weight, meta(2 * features), config=config)
+
+
 def pointwise(tokens: int, query_heads: int, kv_heads: int, head_dim: int) -> None:
     """The other kernels of a layer, whose variants differ from those of other workers or do not."""
     from pagewire.worker.ops.triton.invariant import ops
@@ -92,6 +104,10 @@ CASES: dict[str, Case] = {
     "linear, sixteen tokens of 8B": (linear, 16, 14336, 4096, 2),
     "linear, tokens without a cuBLAS algorithm": (linear, 200, 1000, 528, 2),
     "linear in float32": (linear, 20, 512, 256, 4),
+    "stream, one token of 0.6B": (stream, 1, 3072, 1024, 2),
+    "stream, one token of 8B, few rows": (stream, 1, 2048, 14336, 2),
+    "stream, sixteen tokens of 8B": (stream, 16, 14336, 4096, 2),
+    "stream, thirty tokens of 8B": (stream, 30, 14336, 4096, 2),
     "pointwise": (pointwise, 100, 16, 8, 128),
     "sampling": (sample, 8, 151936, 5, 0),
 }
@@ -109,12 +125,13 @@ def compile_cases() -> dict[str, list[dict]]:
         shared_prefix,
     )
     from pagewire.worker.ops.triton.rowwise import activation
+    from pagewire.worker.ops.triton.streamed import gemm as streamed
     from support.kernels.cross_compile import Launch, counts_of_cases
 
     for module in (decode, shared_prefix, sampling):
         module.multiprocessors = lambda device: 132
     for module in (
-        *(decode, linear, norm, prefill, shared_prefix),
+        *(decode, linear, norm, prefill, shared_prefix, streamed),
         *(activation, adjustments, logprobs, rope, sampling, filters),
     ):
         module.dependent_launch = lambda device: True
@@ -124,6 +141,8 @@ def compile_cases() -> dict[str, list[dict]]:
             "wgmma": launch.count("wgmma.mma_async"),
             "mma": launch.count("mma.sync"),
             "async_copies": launch.count("cp.async.cg.shared.global"),
+            "tensor_copies": launch.count("cp.async.bulk.tensor"),
+            "copies_early": launch.ptx.rpartition("griddepcontrol.wait")[0].count("bulk.tensor"),
             "resident": launch.resident,
             "fused": launch.count("fma.rn.f32"),
             "waits": launch.count("griddepcontrol.wait"),
@@ -171,10 +190,19 @@ def test_products_run_on_tensor_cores(case, launches):
     assert all(launch["wgmma"] + launch["mma"] > 0 for launch in gemms)
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("stream, ")])
+def test_the_copy_engine_fills_tiles_before_the_wait(case, launches):
+    gemms = [launch for launch in launches[case] if launch["kernel"] == "stream_kernel"]
+    assert len(gemms) == 3
+    for launch in gemms:
+        assert launch["wgmma"] > 0
+        assert launch["tensor_copies"] > launch["copies_early"] > 0
+
+
 def test_weights_are_loaded_before_the_wait(launches):
     for case in ("linear, one token of 0.6B", "linear, four tokens of 8B"):
         for launch in launches[case]:
-            assert launch["loads_early"] > 0
+            assert launch["loads_early"] > 0 or launch["kernel"] == "_rms_norm_kernel"
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("sampling")])

@@ -33,6 +33,7 @@ def launches() -> None:
     from kernels.compile.test_quantized import grouped, inputs, scaled
     from pagewire.worker.ops.triton import linear, sampling
     from pagewire.worker.ops.triton.invariant import linear as ordered
+    from pagewire.worker.ops.triton.streamed.config import stream_config
 
     sampling.sample(meta(8, 4096), meta_state(8))
     sampling.sample(meta(8, 4096), meta_state(8), filtered=False)
@@ -44,6 +45,8 @@ def launches() -> None:
     decode(64, 16, 8, 128)
     decode_in_segments(1, 16, 8, 128)
     ordered.norm_linear(x, meta(256), 1e-6, meta(512, 256))
+    tiles = stream_config(1, 512, 256, gated=True)
+    ordered.norm_gate_up_silu_mul(x, None, 1e-6, meta(512, 256), config=tiles)
     prefill(HEADS[0], HALVES[0])
 
 
@@ -68,6 +71,7 @@ def compile_and_launch() -> dict[str, Any]:
     from pagewire.worker.ops.triton.attention import prefill_hopper as attention_prefill_hopper
     from pagewire.worker.ops.triton.invariant import decode as segment_decode
     from pagewire.worker.ops.triton.invariant import linear as ordered
+    from pagewire.worker.ops.triton.streamed import gemm as streamed
     from pagewire.worker.startup.compile_server import TargetDriver
     from pagewire.worker.startup.triton_hooks import (
         collecting_kernels,
@@ -89,7 +93,7 @@ def compile_and_launch() -> dict[str, Any]:
         module.multiprocessors = lambda device: 132
     for module in (
         *(attention_decode, attention_prefill_hopper, linear, sampling, sampling_filters),
-        *(segment_decode, ordered),
+        *(segment_decode, ordered, streamed),
     ):
         module.dependent_launch = lambda device: True
 
@@ -142,6 +146,7 @@ def test_launches_find_what_the_pool_has_compiled(report: dict[str, Any]) -> Non
         "prefill_hopper_kernel",
         "_segment_decode_kernel",
         "_ordered_kernel",
+        "stream_kernel",
     } < {*report["ready"]}
 
 

@@ -294,7 +294,8 @@ def test_graphs_need_no_host(case: str, starts: dict) -> None:
         ("8B FP8, FP8 KV, drafts", {"_locate_kernel", "_embed_kernel", "decode_kernel"}),
         ("30B-A3B", {"_scores_kernel", "_gate_up_kernel", "_down_kernel", "_sort_kernel"}),
         ("gpt-oss", {"_packed_gate_up_kernel", "_packed_down_kernel", "_packed_kernel"}),
-        ("8B, one answer, drafts", {"_ordered_kernel", "_segment_decode_kernel"}),
+        ("8B, one answer, drafts", {"stream_kernel", "_ordered_kernel", "_segment_decode_kernel"}),
+        ("0.6B", {"stream_kernel", "_vector_kernel"}),
     ],
 )
 def test_models_take_their_kernels(case: str, kernels: set, starts: dict) -> None:

@@ -49,13 +49,13 @@ def test_kernels_with_one_order_pass(model: Model, fp8_kv: bool) -> None:
 
 
 def test_a_gemm_with_another_order_is_named(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    multiply = linear.norm_linear
+    multiply = linear.linear
 
     def other_order(x: torch.Tensor, *arguments: object, **options: object) -> torch.Tensor:
         out = multiply(x, *arguments, **options)
         return out.nextafter(torch.zeros_like(out)) if len(x) == 4 else out
 
-    monkeypatch.setattr(linear, "norm_linear", other_order)
+    monkeypatch.setattr(linear, "linear", other_order)
     with pytest.raises(SetupError, match="the qkv projection of 4 tokens adds in another order"):
         check_invariance(*model, block_size=16, dtype=DTYPE)
 

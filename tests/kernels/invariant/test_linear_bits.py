@@ -10,11 +10,12 @@ import torch
 
 from kernels.test_linear import Inputs
 from pagewire.worker.ops.reference import linear as reference
+from pagewire.worker.ops.reference.activation import silu_mul as reference_silu
+from pagewire.worker.ops.reference.norm import inverse_rms as reference_inverse
 from pagewire.worker.ops.reference.norm import rms_norm as reference_norm
 from pagewire.worker.ops.triton import linear as usual
-from pagewire.worker.ops.triton.invariant import linear, ops
+from pagewire.worker.ops.triton.invariant import activation, linear, norm, ops
 from pagewire.worker.ops.triton.invariant.linear_config import (
-    MAX_FOLDED,
     OrderedConfig,
     any_tokens,
     few_tokens,
@@ -65,32 +66,44 @@ class TestBits:
                         out = linear.linear(a.x[:tokens], a.weight, bias, config=config)
                     assert torch.equal(out, expected[:tokens]), (config, tokens)
 
-    def test_of_norms_inside_and_before_the_gemm(self, k, features, dtype, device):
+    def test_of_norms_before_the_gemm(self, k, features, dtype, device):
         a = Inputs(TOKENS, k, features, dtype, device)
-        for norm in (a.norm, None):
-            expected = ops.linear(ops.rms_norm(a.x, norm, EPS), a.weight, a.bias)
-            for tokens in (1, MAX_FOLDED, MAX_FOLDED + 1, TOKENS):
+        for weight in (a.norm, None):
+            expected = ops.linear(ops.rms_norm(a.x, weight, EPS), a.weight, a.bias)
+            for tokens in (1, TOKENS):
                 for config in (None, *CONFIGS):
                     out = linear.norm_linear(
-                        a.x[:tokens], norm, EPS, a.weight, a.bias, config=config
+                        a.x[:tokens], weight, EPS, a.weight, a.bias, config=config
                     )
                     assert torch.equal(out, expected[:tokens]), (config, tokens)
 
     def test_of_gates(self, k, features, dtype, device):
         a = Inputs(TOKENS, k, features, dtype, device)
-        product = ops.linear(ops.rms_norm(a.x, None, EPS), a.gate_up)
-        expected = ops.silu_mul(product)
+        if dtype != torch.float16:  # the norm is applied after the product
+            expected = ops.silu_mul(ops.linear(a.x, a.gate_up), a.x, EPS)
+        else:
+            expected = ops.silu_mul(ops.linear(ops.rms_norm(a.x, None, EPS), a.gate_up))
         assert_near(
             expected,
             reference.norm_gate_up_silu_mul(a.x, None, EPS, a.gate_up),
             4 * TOLERANCE[dtype],
         )
-        for tokens in (1, MAX_FOLDED, TOKENS):
+        for tokens in (1, 4, TOKENS):
             for config in (None, *CONFIGS):
                 out = linear.norm_gate_up_silu_mul(
                     a.x[:tokens], None, EPS, a.gate_up, config=config
                 )
                 assert torch.equal(out, expected[:tokens]), (config, tokens)
+
+    def test_of_norms_applied_by_the_next_kernel(self, k, features, dtype, device):
+        """It reads the tokens, or their factors if there are many."""
+        a = Inputs(TOKENS, k, features, dtype, device)
+        product = ops.linear(a.x, a.gate_up)
+        inverse = norm.inverse_rms(a.x, EPS)
+        assert_near(inverse, reference_inverse(a.x, EPS)[:, 0], TOLERANCE[torch.float32])
+        expected = ops.silu_mul(product, a.x, EPS)
+        assert_near(expected, reference_silu(product, a.x, EPS), TOLERANCE[dtype])
+        assert torch.equal(activation.silu_mul(product, inverse=inverse), expected)
 
     def test_of_sums_with_the_residual(self, k, features, dtype, device):
         a = Inputs(TOKENS, k, features, dtype, device)

@@ -16,12 +16,7 @@ from pagewire.worker.model.weights import Weights
 from pagewire.worker.ops.contract.blocks import KVScales
 from pagewire.worker.ops.triton.invariant import linear as gemms
 from pagewire.worker.ops.triton.invariant.decode import decode_attention
-from pagewire.worker.ops.triton.invariant.linear_config import (
-    MAX_FOLDED,
-    any_tokens,
-    ordered_config,
-)
-from pagewire.worker.ops.triton.invariant.norm import rms_norm
+from pagewire.worker.ops.triton.invariant.linear_config import any_tokens
 from pagewire.worker.ops.triton.invariant.prefill import prefill_attention
 from pagewire.worker.ops.triton.invariant.segments import SEGMENT, TILE
 
@@ -57,7 +52,8 @@ def check_invariance(
     }
     for name, weight in matrices.items():
         assert isinstance(weight, Tensor)  # quantized models are refused earlier
-        if (tokens := _gemm_difference(weight, config.norm_eps, same)) is not None:
+        difference = _gemm_difference(weight, config.norm_eps, same, gated=name == "gate_up")
+        if (tokens := difference) is not None:
             raise _refusal(f"the {name} projection of {tokens} tokens", device)
     if (position := _attention_difference(config, block_size, dtype, device, same)) is not None:
         raise _refusal(f"decode attention at position {position}", device)
@@ -71,20 +67,25 @@ def _refusal(what: str, device: torch.device) -> SetupError:
 
 
 def _gemm_difference(
-    weight: Tensor, eps: float, same: Callable[[Tensor, Tensor], bool]
+    weight: Tensor, eps: float, same: Callable[[Tensor, Tensor], bool], gated: bool
 ) -> int | None:
-    """The first number of tokens whose results differ from those of the same tokens among most."""
-    rows, k = weight.shape
-    size = weight.element_size()
+    """The first number of tokens whose results differ from those of the same tokens among most.
+
+    A `gated` weight is compared with its norm and activation.
+    """
+    k = weight.shape[1]
     x = weight.new_empty((_TOKENS[-1], k)).normal_()
-    normalized = rms_norm(x, None, eps)
-    expected = gemms.linear(normalized, weight, config=any_tokens(len(x), k, size))
+    config = any_tokens(len(x), k, weight.element_size())
+    if gated:
+        expected = gemms.norm_gate_up_silu_mul(x, None, eps, weight, config=config)
+    else:
+        expected = gemms.linear(x, weight, config=config)
     for tokens in _TOKENS[:-1]:
-        config = ordered_config(tokens, rows, k, size) or any_tokens(tokens, k, size)
-        found = [gemms.linear(normalized[:tokens], weight, config=config)]
-        if tokens <= MAX_FOLDED:
-            found.append(gemms.norm_linear(x[:tokens], None, eps, weight, config=config))
-        if any(not same(out, expected[:tokens]) for out in found):
+        if gated:
+            found = gemms.norm_gate_up_silu_mul(x[:tokens], None, eps, weight)
+        else:
+            found = gemms.linear(x[:tokens], weight)
+        if not same(found, expected[:tokens]):
             return tokens
     return None
 

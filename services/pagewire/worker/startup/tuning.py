@@ -15,6 +15,7 @@ from pagewire.worker.ops.triton.experts.tuning import choose_tiles
 from pagewire.worker.ops.triton.invariant import linear as invariant
 from pagewire.worker.ops.triton.invariant.linear_config import any_tokens
 from pagewire.worker.ops.triton.linear_config import linear_config
+from pagewire.worker.ops.triton.streamed.gemm import is_supported
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.runtime.graphs.backend import decode_buckets
 from pagewire.worker.runtime.graphs.mixed_layout import body_sizes
@@ -101,7 +102,11 @@ def _choose(
     size = weights[0].element_size()
     if size != 2:  # other types have no algorithms to choose from
         return 0
-    left = [count for count in tokens if linear_config(count, features, k, size) is None]
+    left = [
+        count
+        for count in tokens
+        if linear_config(count, features, k, size) is None and not is_supported(count, weights[0])
+    ]
     reference = invariant_order(add) if batch_invariant else None
     return choose_algorithms(weights, left, add, reference)
 

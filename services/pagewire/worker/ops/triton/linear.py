@@ -1,5 +1,8 @@
 """Linear layers for few tokens: a matrix-vector kernel and a skinny GEMM kernel.
 
+On Hopper the skinny GEMM is that of `streamed`, for more shapes and tokens; elsewhere it is the one
+below.
+
 With few tokens the time of a GEMM is the time to read its weights. Both kernels therefore read the
 weights once and compute the operations around the GEMM as well. The matrix-vector kernel also folds
 in the norm of its input: with norm weight g, `rms_norm(x) @ W.T` is
@@ -22,14 +25,16 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from pagewire.worker.ops.cublas.gemm import gemm, gemm_add
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
-from pagewire.worker.ops.triton.linear_config import (
-    Config,
-    SkinnyConfig,
-    VectorConfig,
-    linear_config,
-)
+from pagewire.worker.ops.triton.linear_config import SkinnyConfig, VectorConfig, linear_config
 from pagewire.worker.ops.triton.rowwise.activation import silu_mul, silu_of
 from pagewire.worker.ops.triton.rowwise.norm import rms_norm, scales_late
+from pagewire.worker.ops.triton.streamed.config import StreamConfig, stream_config
+from pagewire.worker.ops.triton.streamed.gemm import is_supported, multiply
+
+Config = VectorConfig | SkinnyConfig | StreamConfig
+
+# With more tokens the kernel of `streamed` is faster than the matrix-vector kernel.
+MAX_VECTOR_TOKENS = 1
 
 
 @triton.jit
@@ -260,21 +265,24 @@ def norm_gate_up_silu_mul(
     *,
     config: Config | None = None,
 ) -> Tensor:
-    config = config or choose_config(x, weight)
+    config = config or choose_config(x, weight, gated=True)
     if config is None:
         if norm_weight is None and scales_late(x):
             return silu_mul(gemm(x, weight), x, eps)
         return silu_mul(norm_linear(x, norm_weight, eps, weight))
     out = x.new_empty((x.shape[0], weight.shape[0] // 2))
-    if isinstance(config, SkinnyConfig):
+    if not isinstance(config, VectorConfig):
         return _launch(rms_norm(x, norm_weight, eps), weight, out, config, gated=True)
     return _launch(x, weight, out, config, norm=True, norm_weight=norm_weight, eps=eps, gated=True)
 
 
-def choose_config(x: Tensor, weight: Tensor) -> Config | None:
+def choose_config(x: Tensor, weight: Tensor, gated: bool = False) -> Config | None:
     """Return the kernel and tiles for `x [tokens, k]` and a weight `[rows, k]`; None is cuBLAS."""
-    rows, k = weight.shape
-    return linear_config(x.shape[0], rows, k, weight.element_size())
+    (tokens, k), rows = x.shape, weight.shape[0]
+    config = linear_config(tokens, rows, k, weight.element_size())
+    if isinstance(config, VectorConfig) and tokens <= MAX_VECTOR_TOKENS:
+        return config
+    return stream_config(tokens, rows, k, gated) if is_supported(tokens, weight) else config
 
 
 def _launch(
@@ -291,6 +299,8 @@ def _launch(
     add: bool = False,
 ) -> Tensor:
     tokens, features = out.shape
+    if isinstance(config, StreamConfig):
+        return multiply(x, weight, out, bias, gated=gated, add=add, config=config)
     pdl = dependent_launch(x.device)
     flags = {
         "GATED": gated,

@@ -14,8 +14,14 @@ from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
 from pagewire.worker.ops.triton.linear import choose_config, linear, norm_linear
 from pagewire.worker.ops.triton.linear_config import SkinnyConfig, VectorConfig
-from pagewire.worker.ops.triton.rowwise.norm import inverse_rms, scales_late
+from pagewire.worker.ops.triton.rowwise.norm import (
+    inverse_rms,
+    ordered_inverse_rms,
+    scales_late,
+    sum_of_pairs,
+)
 from pagewire.worker.ops.triton.rowwise.quantize import divided, rounded_to_fp8
+from pagewire.worker.ops.triton.streamed.config import StreamConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +32,6 @@ class RopeKernelConfig:
     heads: int
     warps: int
     pdl: bool = True
-    fused: bool = True  # multiplications with additions
 
 
 def norm_qkv_rope_kv_write(
@@ -65,7 +70,7 @@ def norm_qkv_rope_kv_write(
         scales=scales,
         unscaled=x if late else None,
         out=out,
-        waited_for=isinstance(config, SkinnyConfig),
+        waited_for=isinstance(config, SkinnyConfig | StreamConfig),
     )
 
 
@@ -85,6 +90,8 @@ def qk_norm_rope_kv_write(
     unscaled: Tensor | None = None,
     out: Tensor | None = None,
     waited_for: bool = False,
+    inverse: Tensor | None = None,
+    ordered: bool = False,
     config: RopeKernelConfig | None = None,
 ) -> Tensor:
     """Implement `RopeOps.qk_norm_rope_kv_write`; `qkv`, `unscaled` and `out` are contiguous.
@@ -93,6 +100,9 @@ def qk_norm_rope_kv_write(
         waited_for: True promises that the kernel before this one, which computes `qkv`, lets this
             kernel start only when `unscaled` is complete, so `unscaled` may be read before the
             wait. The skinny GEMM does so; it is not known whether cuBLAS's kernels do.
+        inverse: `[tokens]` float32, the inverse root mean squares of `unscaled`, if these are known
+            already; `unscaled` must then be None.
+        ordered: whether all sums have one order of addition, and nothing is fused.
         config: the tiles; None chooses them by the number of tokens.
     """
     tokens = qkv.shape[0]
@@ -101,8 +111,9 @@ def qk_norm_rope_kv_write(
     config = config or _config(tokens)
     pdl = config.pdl and dependent_launch(qkv.device)
     launch = {"launch_pdl": True} if pdl else {}
-    if not config.fused:
+    if ordered:
         launch["enable_fp_fusion"] = False
+    scaled_by = unscaled if inverse is None else inverse
 
     q = qkv.new_empty((tokens, query_heads, head_dim)) if out is None else out
     # Groups of heads: first those of the queries, then of the keys, then of the values.
@@ -119,7 +130,7 @@ def qk_norm_rope_kv_write(
         positions,
         slots,
         block_tables,
-        qkv if unscaled is None else unscaled,
+        qkv if scaled_by is None else scaled_by,
         k_cache if scales is None else scales.keys,
         v_cache if scales is None else scales.values,
         tokens,
@@ -133,6 +144,8 @@ def qk_norm_rope_kv_write(
         HEADS=config.heads,
         BLOCK_H=1 if unscaled is None else next_power_of_2(unscaled.shape[1]),
         EARLY=unscaled is not None and waited_for,
+        GIVEN=inverse is not None,
+        ORDERED=ordered,
         Q_NORM=q_norm is not None,
         K_NORM=k_norm is not None,
         FP8=scales is not None,
@@ -156,7 +169,10 @@ def _config(tokens: int) -> RopeKernelConfig:
 
 
 @triton.jit
-def _scale_of(x_ptr, token, here, eps, HIDDEN: tl.constexpr, BLOCK_H: tl.constexpr):
+def _scale_of(
+    x_ptr, token, here, eps,
+    HIDDEN: tl.constexpr, BLOCK_H: tl.constexpr, ORDERED: tl.constexpr,
+):  # fmt: skip
     """Return the inverse root mean square of rows `token` of x `[tokens, HIDDEN]`, `[n, 1, 1]`."""
     column = tl.arange(0, BLOCK_H)[None, :]
     x = tl.load(
@@ -165,7 +181,10 @@ def _scale_of(x_ptr, token, here, eps, HIDDEN: tl.constexpr, BLOCK_H: tl.constex
         other=0.0,
         cache_modifier=".cg",  # from L2: before a wait, the L1 cache may hold older values
     ).to(tl.float32)
-    return inverse_rms(x, eps, HIDDEN, 1)[:, None, None]
+    if ORDERED:
+        return ordered_inverse_rms(x, eps, HIDDEN)[:, None, None]
+    else:
+        return inverse_rms(x, eps, HIDDEN, 1)[:, None, None]
 
 
 @triton.jit
@@ -180,6 +199,7 @@ def _norm_rotate(
     sin,
     HEAD_DIM: tl.constexpr,
     NORM: tl.constexpr,
+    ORDERED: tl.constexpr,
 ):
     """Load the two halves of heads, each `[tokens, heads, head_dim / 2]`; normalize and rotate."""
     HALF: tl.constexpr = HEAD_DIM // 2
@@ -187,7 +207,14 @@ def _norm_rotate(
     first = tl.load(x_ptr + at, mask=present, other=0.0).to(tl.float32) * scale
     second = tl.load(x_ptr + at + HALF, mask=present, other=0.0).to(tl.float32) * scale
     if NORM:
-        mean_square = tl.sum(first * first + second * second, 2) / HEAD_DIM
+        squares = first * first + second * second
+        if ORDERED:
+            heads: tl.constexpr = squares.shape[0] * squares.shape[1]
+            total = sum_of_pairs(tl.reshape(squares, (heads, HALF)))
+            total = tl.reshape(total, (squares.shape[0], squares.shape[1]))
+        else:
+            total = tl.sum(squares, 2)
+        mean_square = total / HEAD_DIM
         inverse = tl.rsqrt(mean_square + eps)[:, :, None]
         first = first * inverse * tl.load(weight_ptr + dim).to(tl.float32)
         second = second * inverse * tl.load(weight_ptr + HALF + dim).to(tl.float32)
@@ -265,7 +292,7 @@ def _qk_norm_rope_kv_write_kernel(
     positions_ptr,
     slots_ptr,
     tables_ptr,
-    unscaled_ptr,  # [tokens, HIDDEN]
+    unscaled_ptr,  # [tokens, HIDDEN], or [tokens] float32 if GIVEN
     k_scales_ptr,  # [num_blocks, kv_heads, block_size], if FP8
     v_scales_ptr,
     tokens,
@@ -279,6 +306,8 @@ def _qk_norm_rope_kv_write_kernel(
     HEADS: tl.constexpr,
     BLOCK_H: tl.constexpr,
     EARLY: tl.constexpr,
+    GIVEN: tl.constexpr,
+    ORDERED: tl.constexpr,
     Q_NORM: tl.constexpr,
     K_NORM: tl.constexpr,
     FP8: tl.constexpr,  # whether the caches are
@@ -308,12 +337,14 @@ def _qk_norm_rope_kv_write_kernel(
     sin = tl.load(cos_sin_ptr + angle + HALF)
     scale = 1.0
     if EARLY:
-        scale = _scale_of(unscaled_ptr, token, here, eps, HIDDEN, BLOCK_H)
+        scale = _scale_of(unscaled_ptr, token, here, eps, HIDDEN, BLOCK_H, ORDERED)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     if HIDDEN and not EARLY:
-        scale = _scale_of(unscaled_ptr, token, here, eps, HIDDEN, BLOCK_H)
+        scale = _scale_of(unscaled_ptr, token, here, eps, HIDDEN, BLOCK_H, ORDERED)
+    if GIVEN:
+        scale = tl.load(unscaled_ptr + token, mask=here, other=0.0)[:, None, None]
     line = token.to(tl.int64)[:, None] * (QUERY_HEADS + 2 * KV_HEADS)  # [tokens, 1]
 
     if group < Q_GROUPS:
@@ -321,7 +352,7 @@ def _qk_norm_rope_kv_write_kernel(
         present = (here[:, None] & (head < QUERY_HEADS)[None, :])[:, :, None]
         at = ((line + head[None, :]) * HEAD_DIM)[:, :, None] + dim
         first, second = _norm_rotate(
-            qkv_ptr, at, present, scale, q_norm_ptr, eps, cos, sin, HEAD_DIM, Q_NORM
+            qkv_ptr, at, present, scale, q_norm_ptr, eps, cos, sin, HEAD_DIM, Q_NORM, ORDERED
         )
         to = ((token.to(tl.int64)[:, None] * QUERY_HEADS + head[None, :]) * HEAD_DIM)[:, :, None]
         _store(q_ptr, to + dim, present, first, second, HALF)
@@ -334,7 +365,7 @@ def _qk_norm_rope_kv_write_kernel(
             HEAD_DIM, KV_HEADS, BLOCK_SIZE,
         )  # fmt: skip
         first, second = _norm_rotate(
-            qkv_ptr, at, present, scale, k_norm_ptr, eps, cos, sin, HEAD_DIM, K_NORM
+            qkv_ptr, at, present, scale, k_norm_ptr, eps, cos, sin, HEAD_DIM, K_NORM, ORDERED
         )
         if FP8:
             _store_fp8(

@@ -18,32 +18,16 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from pagewire.worker.ops.cublas.gemm import gemm, gemm_add, is_chosen
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv
+from pagewire.worker.ops.triton.invariant.activation import silu_mul
 from pagewire.worker.ops.triton.invariant.linear_config import (
-    MAX_FOLDED,
     OrderedConfig,
     any_tokens,
     ordered_config,
 )
-from pagewire.worker.ops.triton.invariant.norm import inverse_rms, normalized, rms_norm
-from pagewire.worker.ops.triton.rowwise.activation import silu_mul, silu_of
-
-
-@triton.jit
-def _input(
-    x_tile, norm_ptr, column, start, K, present, inverse,
-    NORM: tl.constexpr, NORM_WEIGHT: tl.constexpr, RAGGED: tl.constexpr,
-):  # fmt: skip
-    """Load columns from `start` of the tokens, `[BLOCK_T, BLOCK_K]`; normalize them if NORM."""
-    inside = present
-    if RAGGED:
-        inside = present & (start + column < K)
-    x = tl.load(x_tile + start, mask=inside, other=0.0)
-    if NORM:
-        weight = 0.0
-        if NORM_WEIGHT:
-            weight = tl.load(norm_ptr + start + column, mask=start + column < K, other=0.0)
-        x = normalized(x, inverse, weight, NORM_WEIGHT)
-    return x
+from pagewire.worker.ops.triton.invariant.norm import factors_of, inverse_rms, is_late, rms_norm
+from pagewire.worker.ops.triton.rowwise.activation import silu_of
+from pagewire.worker.ops.triton.streamed.config import StreamConfig, stream_config
+from pagewire.worker.ops.triton.streamed.gemm import is_supported, multiply
 
 
 @triton.jit
@@ -55,11 +39,20 @@ def _weights(weight, column, start, K, RAGGED: tl.constexpr):
         return tl.load(weight + start)
 
 
+@triton.jit
+def _inputs(x_tile, column, start, K, present, RAGGED: tl.constexpr):
+    """Load columns from `start` of the tokens, `[BLOCK_T, BLOCK_K]`."""
+    inside = present
+    if RAGGED:
+        inside = present & (start + column < K)
+    return tl.load(x_tile + start, mask=inside, other=0.0)
+
+
 # Not specialized for `tokens`: Triton would compile the values 1 and multiples of 16 separately.
 @triton.jit(do_not_specialize=["tokens"])
 def _ordered_kernel(
     x_ptr,  # [tokens, K]
-    norm_ptr,  # [K]
+    inverse_ptr,  # [tokens] float32
     weight_ptr,  # [features, K], or [2 * features, K] if GATED
     bias_ptr,  # [features]
     out_ptr,  # [tokens, features]
@@ -67,15 +60,13 @@ def _ordered_kernel(
     features,
     K,
     x_stride,
-    eps,
     ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_T: tl.constexpr,
     AHEAD: tl.constexpr,
     STAGES: tl.constexpr,
     RAGGED: tl.constexpr,
-    NORM: tl.constexpr,
-    NORM_WEIGHT: tl.constexpr,
+    SCALED: tl.constexpr,
     GATED: tl.constexpr,
     ADD: tl.constexpr,
     BIAS: tl.constexpr,
@@ -83,9 +74,10 @@ def _ordered_kernel(
 ):
     """Multiply ROWS weight rows by BLOCK_T tokens.
 
-    The grid is `[weight rows / ROWS, tokens / BLOCK_T]`. The flags are those of the kernels in
-    `ops.triton.linear`. RAGGED: BLOCK_K does not divide K. AHEAD tiles of weights are loaded while
-    the kernel that computes `x` may still run.
+    The grid is `[weight rows / ROWS, tokens / BLOCK_T]`. GATED, ADD and BIAS are as in
+    `ops.triton.linear`. SCALED: the product of each token is multiplied by its `inverse`. RAGGED:
+    BLOCK_K does not divide K. AHEAD tiles of weights are loaded while the kernel that computes `x`
+    may still run.
     """
     if PDL:
         gdc_launch_dependents()
@@ -107,23 +99,20 @@ def _ordered_kernel(
         ahead += (_weights(weight, column, tile * BLOCK_K, K, RAGGED),)  # type: ignore[assignment]
     if PDL:
         gdc_wait()
-    inverse = tl.zeros([BLOCK_T], tl.float32)
-    if NORM:
-        inverse = inverse_rms(x_tile, column, present, K, eps, BLOCK_T, BLOCK_K, STAGES)
     acc = tl.zeros([ROWS, BLOCK_T], tl.float32)
     for tile in tl.static_range(AHEAD):
-        x = _input(
-            x_tile, norm_ptr, column, tile * BLOCK_K, K, present, inverse,
-            NORM, NORM_WEIGHT, RAGGED,
-        )  # fmt: skip
+        x = _inputs(x_tile, column, tile * BLOCK_K, K, present, RAGGED)
         acc = tl.dot(ahead[tile], tl.trans(x), acc, input_precision="ieee")
     for start in tl.range(AHEAD * BLOCK_K, K, BLOCK_K, num_stages=STAGES):
         w = _weights(weight, column, start, K, RAGGED)
-        x = _input(x_tile, norm_ptr, column, start, K, present, inverse, NORM, NORM_WEIGHT, RAGGED)
+        x = _inputs(x_tile, column, start, K, present, RAGGED)
         acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
 
     # The product is rounded before anything else is done to it, as cuBLAS does.
     out = acc.to(out_ptr.dtype.element_ty).to(tl.float32)
+    if SCALED:
+        here = first + tl.arange(0, BLOCK_T)
+        out *= tl.load(inverse_ptr + here, mask=here < tokens, other=0.0)[None, :]
     if GATED:
         pairs = tl.permute(tl.reshape(out, (OUTPUTS, 2, BLOCK_T)), (0, 2, 1))
         gate, up = tl.split(pairs)
@@ -145,7 +134,7 @@ def linear(
     bias: Tensor | None = None,
     out: Tensor | None = None,
     *,
-    config: OrderedConfig | None = None,
+    config: OrderedConfig | StreamConfig | None = None,
 ) -> Tensor:
     """Implement `LinearOps.linear`; `weight` is contiguous in all functions of this module."""
     config = config or _config(x, weight, out)
@@ -165,18 +154,17 @@ def norm_linear(
     bias: Tensor | None = None,
     out: Tensor | None = None,
     *,
-    config: OrderedConfig | None = None,
+    config: OrderedConfig | StreamConfig | None = None,
 ) -> Tensor:
-    config = config or _config(x, weight, out)
-    if config is None or x.shape[0] > MAX_FOLDED:
-        return linear(rms_norm(x, norm_weight, eps), weight, bias, out, config=config)
-    if out is None:
-        out = x.new_empty((x.shape[0], weight.shape[0]))
-    return _launch(x, weight, out, config, bias=bias, norm=True, norm_weight=norm_weight, eps=eps)
+    return linear(rms_norm(x, norm_weight, eps), weight, bias, out, config=config)
 
 
 def linear_add(
-    x: Tensor, weight: Tensor, residual: Tensor, *, config: OrderedConfig | None = None
+    x: Tensor,
+    weight: Tensor,
+    residual: Tensor,
+    *,
+    config: OrderedConfig | StreamConfig | None = None,
 ) -> Tensor:
     """Implement `LinearOps.linear_add`."""
     config = config or _config(x, weight, residual, add=True)
@@ -191,22 +179,34 @@ def norm_gate_up_silu_mul(
     eps: float,
     weight: Tensor,
     *,
-    config: OrderedConfig | None = None,
+    config: OrderedConfig | StreamConfig | None = None,
 ) -> Tensor:
-    config = config or _config(x, weight, None)
+    config = config or _config(x, weight, None, gated=True)
+    late = norm_weight is None and is_late(x)
+    if not late:
+        x = rms_norm(x, norm_weight, eps)
     if config is None:
-        return silu_mul(gemm(rms_norm(x, norm_weight, eps), weight))
+        unscaled, inverse = factors_of(x, eps) if late else (None, None)
+        return silu_mul(gemm(x, weight), unscaled, eps, inverse=inverse)
     out = x.new_empty((x.shape[0], weight.shape[0] // 2))
-    if x.shape[0] > MAX_FOLDED:
-        return _launch(rms_norm(x, norm_weight, eps), weight, out, config, gated=True)
-    return _launch(x, weight, out, config, norm=True, norm_weight=norm_weight, eps=eps, gated=True)
+    if late and isinstance(config, StreamConfig) and len(x) == 1:
+        return _launch(x, weight, out, config, eps=eps, gated=True)
+    inverse = inverse_rms(x, eps) if late else None
+    return _launch(x, weight, out, config, inverse=inverse, gated=True)
+
+
+def waits_first(x: Tensor, weight: Tensor) -> bool:
+    """Tell whether the kernel of `linear` lets the next kernel start only when `x` is complete."""
+    return isinstance(_config(x, weight, None), StreamConfig)
 
 
 def _config(
-    x: Tensor, weight: Tensor, out: Tensor | None, add: bool = False
-) -> OrderedConfig | None:
+    x: Tensor, weight: Tensor, out: Tensor | None, add: bool = False, gated: bool = False
+) -> OrderedConfig | StreamConfig | None:
     """Return the tiles for a product, or None if cuBLAS has an algorithm in the order for it."""
     (tokens, k), rows = x.shape, weight.shape[0]
+    if is_supported(tokens, weight):
+        return stream_config(tokens, rows, k, gated)
     config = ordered_config(tokens, rows, k, weight.element_size())
     if config is None and not is_chosen(x, weight, out, add):
         return any_tokens(tokens, k, weight.element_size())
@@ -217,23 +217,27 @@ def _launch(
     x: Tensor,
     weight: Tensor,
     out: Tensor,
-    config: OrderedConfig,
+    config: OrderedConfig | StreamConfig,
     *,
-    norm: bool = False,
-    norm_weight: Tensor | None = None,
-    eps: float = 0.0,
+    eps: float | None = None,
+    inverse: Tensor | None = None,
     bias: Tensor | None = None,
     gated: bool = False,
     add: bool = False,
 ) -> Tensor:
+    """Launch a kernel; with `eps` it computes `inverse` of a single token itself."""
     tokens, features = out.shape
     if tokens == 0:
         return out
+    if isinstance(config, StreamConfig):
+        return multiply(
+            x, weight, out, bias, eps=eps, inverse=inverse, gated=gated, add=add, config=config
+        )
     pdl = dependent_launch(x.device)
     k = weight.shape[1]
     _ordered_kernel[(cdiv(weight.shape[0], config.rows), cdiv(tokens, config.tokens))](
         x,
-        weight if norm_weight is None else norm_weight,
+        weight if inverse is None else inverse,
         weight,
         weight if bias is None else bias,
         out,
@@ -241,15 +245,13 @@ def _launch(
         features,
         k,
         x.stride(0),
-        eps,
         ROWS=config.rows,
         BLOCK_K=config.block_k,
         BLOCK_T=config.tokens,
         AHEAD=config.ahead,
         STAGES=config.stages,
         RAGGED=k % config.block_k != 0,
-        NORM=norm,
-        NORM_WEIGHT=norm_weight is not None,
+        SCALED=inverse is not None,
         GATED=gated,
         ADD=add,
         BIAS=bias is not None,

@@ -14,9 +14,6 @@ from pagewire.worker.ops.triton.linear_config import SkinnyConfig
 from pagewire.worker.ops.triton.linear_config import linear_config as usual_config
 
 MIN_COLUMNS = 16  # of a tile: a tensor core multiplies so many at a time
-# Up to so many tokens, each program of a GEMM also normalizes the tokens. With more tokens it would
-# read more than its weights.
-MAX_FOLDED = 4
 
 
 @dataclass(frozen=True, slots=True)

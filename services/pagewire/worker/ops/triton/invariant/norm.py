@@ -1,118 +1,117 @@
-"""Root-mean-square normalization with one order of addition, alone or at the begin of a GEMM.
+"""Root-mean-square normalization with one order of addition, and its factors alone.
 
-The squares of a token are added on the tensor cores: the sum is an element of the diagonal of
-`x @ x.T`, which adds the columns from the first to the last for every size of tile. A sum over the
-threads of a program would depend on how many threads there are.
+Squares are added in pairs (`ordered_inverse_rms`). A sum over the threads of a program would depend
+on how many threads there are.
 """
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagewire.worker.ops.device import dependent_launch
-from pagewire.worker.ops.integers import cdiv
-
-TOKENS = 16  # of a program
-COLUMNS = 128  # of a tile
-WARPS = 4
-STAGES = 3
-
-
-@triton.jit
-def inverse_rms(
-    x_ptr,  # [tokens, BLOCK_K], the addresses of the first tile
-    column,  # [1, BLOCK_K]
-    present,  # [tokens, 1]
-    K,
-    eps,
-    BLOCK_T: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """Return `1 / sqrt(mean(x^2) + eps)` of each token, `[BLOCK_T]` float32."""
-    products = tl.zeros([BLOCK_T, BLOCK_T], tl.float32)
-    for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-        x = tl.load(x_ptr + start, mask=present & (start + column < K), other=0.0)
-        products = tl.dot(x, tl.trans(x), products, input_precision="ieee")
-    index = tl.arange(0, BLOCK_T)
-    # One element and zeros: the sum is exact in any order.
-    squares = tl.sum(tl.where(index[:, None] == index[None, :], products, 0.0), 1)
-    return tl.rsqrt(tl.div_rn(squares, K.to(tl.float32)) + eps)
-
-
-@triton.jit
-def normalized(x, inverse, weight, WEIGHT: tl.constexpr):
-    """Return `x [tokens, columns]` times `inverse [tokens]` and `weight [1, columns]` if WEIGHT.
-
-    It is computed in float32 and rounded once to the dtype of `x`.
-    """
-    out = x.to(tl.float32) * inverse[:, None]
-    if WEIGHT:
-        out *= weight.to(tl.float32)
-    return out.to(x.dtype)
+from pagewire.worker.ops.integers import cdiv, next_power_of_2
+from pagewire.worker.ops.triton.rowwise.norm import (
+    MAX_SCALED_LATE,
+    norm_config,
+    ordered_inverse_rms,
+)
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def _rms_norm_kernel(
-    x_ptr,  # [tokens, K]
-    weight_ptr,  # [K]
-    out_ptr,  # [tokens, K]
+    x_ptr,  # [tokens, HIDDEN]
+    weight_ptr,  # [HIDDEN]
+    out_ptr,  # [tokens, HIDDEN], or [tokens] float32 if FACTORS
     tokens,
-    K,
     x_stride,
     eps,
-    BLOCK_T: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
     WEIGHT: tl.constexpr,
+    FACTORS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Normalize rows of `x`.
+    """Normalize rows of `x`, or with FACTORS write what they would be multiplied by.
 
-    A program computes BLOCK_T rows. The grid is `[tokens / BLOCK_T]`.
+    A program computes ROWS whole rows. The grid is `[tokens / ROWS]`.
     """
     if PDL:
         gdc_launch_dependents()
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
+    present = row < tokens
+    mask = present[:, None] & (column < HIDDEN)
+    row = row.to(tl.int64)
+    if WEIGHT:
+        weight = tl.load(weight_ptr + column, mask=column < HIDDEN, other=0.0).to(tl.float32)
+    if PDL:
         gdc_wait()
-    token = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T))[:, None].to(tl.int64)
-    column = tl.arange(0, BLOCK_K)[None, :]
-    present = token < tokens
-    x_tile = x_ptr + token * x_stride + column
-    inverse = inverse_rms(x_tile, column, present, K, eps, BLOCK_T, BLOCK_K, STAGES)
-    for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-        inside = start + column < K
-        x = tl.load(x_tile + start, mask=present & inside, other=0.0)
-        weight = 0.0
+    x = tl.load(x_ptr + row[:, None] * x_stride + column, mask=mask, other=0.0).to(tl.float32)
+    inverse = ordered_inverse_rms(x, eps, HIDDEN)
+    if FACTORS:
+        tl.store(out_ptr + row, inverse, mask=present)
+    else:
+        out = x * inverse[:, None]
         if WEIGHT:
-            weight = tl.load(weight_ptr + start + column, mask=inside, other=0.0)
-        out = normalized(x, inverse, weight, WEIGHT)
-        tl.store(out_ptr + token * K + start + column, out, mask=present & inside)
+            out *= weight
+        to = out_ptr + row[:, None] * HIDDEN + column
+        tl.store(to, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """Implement `NormOps.rms_norm`; the rows of `x` may have any stride, its columns may not."""
+    return _launch(x, weight, eps, x.new_empty(x.shape))
+
+
+def inverse_rms(x: Tensor, eps: float) -> Tensor:
+    """Return `1 / sqrt(mean(x^2) + eps)` of each row of `x [tokens, hidden]`, float32."""
+    return _launch(x, None, eps, x.new_empty(len(x), dtype=torch.float32))
+
+
+def is_late(x: Tensor, bias: Tensor | None = None) -> bool:
+    """Tell whether the norm of `x`, which has no weight left, is applied after the GEMM behind it.
+
+    This is the same for any number of tokens. A bias is added to what is normalized already, and
+    in float16 products could overflow.
+    """
+    return x.dtype != torch.float16 and bias is None
+
+
+def factors_of(x: Tensor, eps: float) -> tuple[Tensor | None, Tensor | None]:
+    """Return what the kernel after a GEMM needs to apply the norm of `x`: `x`, or `inverse_rms`.
+
+    That kernel has several programs for a token. With many tokens they should not all read `x`.
+    """
+    if x.numel() <= MAX_SCALED_LATE:
+        return x, None
+    return None, inverse_rms(x, eps)
+
+
+def _launch(x: Tensor, weight: Tensor | None, eps: float, out: Tensor) -> Tensor:
     tokens, hidden = x.shape
-    out = x.new_empty((tokens, hidden))
     if tokens == 0:
         return out
+    config = norm_config(tokens, hidden)
     pdl = dependent_launch(x.device)
-    _rms_norm_kernel[(cdiv(tokens, TOKENS),)](
+    _rms_norm_kernel[(cdiv(tokens, config.rows),)](
         x,
         x if weight is None else weight,
         out,
         tokens,
-        hidden,
         x.stride(0),
         eps,
-        BLOCK_T=TOKENS,
-        BLOCK_K=COLUMNS,
-        STAGES=STAGES,
+        HIDDEN=hidden,
+        BLOCK=next_power_of_2(hidden),
+        ROWS=config.rows,
         WEIGHT=weight is not None,
+        FACTORS=out.ndim == 1,
         PDL=pdl,
-        num_warps=WARPS,
+        num_warps=config.warps,
         launch_pdl=pdl,
         enable_fp_fusion=False,
     )

@@ -15,6 +15,7 @@ from pagewire.worker.ops.triton.experts import experts_gate_up_silu_mul as exper
 from pagewire.worker.ops.triton.experts import norm_route as norm_route
 from pagewire.worker.ops.triton.experts import route as route
 from pagewire.worker.ops.triton.experts import sort_by_expert as sort_by_expert
+from pagewire.worker.ops.triton.invariant.activation import silu_mul as silu_mul
 from pagewire.worker.ops.triton.invariant.decode import decode_attention as decode_attention
 from pagewire.worker.ops.triton.invariant.decode import plan_decode as plan_decode
 from pagewire.worker.ops.triton.invariant.linear import linear as linear
@@ -55,7 +56,6 @@ from pagewire.worker.ops.triton.quantized.linear import arranged as arranged
 from pagewire.worker.ops.triton.quantized.scaled import scaled_linear as scaled_linear
 from pagewire.worker.ops.triton.quantized.scaled import scaled_linear_add as scaled_linear_add
 from pagewire.worker.ops.triton.rowwise.activation import activate as activate
-from pagewire.worker.ops.triton.rowwise.activation import silu_mul as silu_mul
 from pagewire.worker.ops.triton.rowwise.activation import soft_cap as soft_cap
 from pagewire.worker.ops.triton.rowwise.norm import layer_norm as layer_norm
 from pagewire.worker.ops.triton.rowwise.quantize import norm_quantize as norm_quantize

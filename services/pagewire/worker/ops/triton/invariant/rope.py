@@ -1,4 +1,4 @@
-"""From the residual stream to queries and cached KV, with the same tiles for any tokens."""
+"""From the residual stream to queries and cached KV, with one order of addition."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from torch import Tensor
 
 from pagewire.worker.ops.contract.blocks import KVScales
 from pagewire.worker.ops.triton import rope
-from pagewire.worker.ops.triton.invariant.linear import norm_linear
-
-# The norm of a head sums over the threads of a program, so its tile is the same for all tokens.
-CONFIG = rope.RopeKernelConfig(tokens=2, heads=8, warps=4, fused=False)
+from pagewire.worker.ops.triton.invariant.linear import linear, norm_linear, waits_first
+from pagewire.worker.ops.triton.invariant.norm import factors_of, is_late
 
 
 def norm_qkv_rope_kv_write(
@@ -30,8 +28,10 @@ def norm_qkv_rope_kv_write(
     out: Tensor | None = None,
 ) -> Tensor:
     """Implement `RopeOps.norm_qkv_rope_kv_write`; `x` is contiguous."""
-    return qk_norm_rope_kv_write(
-        norm_linear(x, None, eps, weight, bias),
+    late = is_late(x, bias)
+    unscaled, inverse = factors_of(x, eps) if late else (None, None)
+    return rope.qk_norm_rope_kv_write(
+        linear(x, weight) if late else norm_linear(x, None, eps, weight, bias),
         q_norm,
         k_norm,
         eps,
@@ -42,6 +42,10 @@ def norm_qkv_rope_kv_write(
         k_cache,
         v_cache,
         scales=scales,
+        unscaled=unscaled,
+        inverse=inverse,
+        waited_for=late and waits_first(x, weight),
+        ordered=True,
         out=out,
     )
 
@@ -76,6 +80,6 @@ def qk_norm_rope_kv_write(
         v_cache,
         scales=scales,
         unscaled=unscaled,
+        ordered=True,
         out=out,
-        config=CONFIG,
     )

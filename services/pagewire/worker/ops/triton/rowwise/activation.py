@@ -12,7 +12,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from pagewire.worker.ops.contract.activation import Activation
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
-from pagewire.worker.ops.triton.rowwise.norm import inverse_rms
+from pagewire.worker.ops.triton.rowwise.norm import inverse_rms, ordered_inverse_rms
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def _soft_cap_kernel(x_ptr, count, cap, BLOCK: tl.constexpr, PDL: tl.constexpr):
 @triton.jit
 def _silu_mul_kernel(
     gate_up_ptr,  # [tokens, 2 * intermediate]
-    unscaled_ptr,  # [tokens, HIDDEN]
+    unscaled_ptr,  # [tokens, HIDDEN], or [tokens] float32 if GIVEN
     out_ptr,  # [tokens, intermediate]
     intermediate,
     gate_up_stride,
@@ -101,6 +101,8 @@ def _silu_mul_kernel(
     HIDDEN: tl.constexpr,  # 0 if nothing is to be divided
     BLOCK: tl.constexpr,
     BLOCK_H: tl.constexpr,
+    GIVEN: tl.constexpr,
+    ORDERED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Compute `silu(gate) * up`, after a division by the root mean square of `unscaled` if HIDDEN.
@@ -121,7 +123,14 @@ def _silu_mul_kernel(
     if HIDDEN:
         dim = tl.arange(0, BLOCK_H)
         x = tl.load(unscaled_ptr + token * HIDDEN + dim, mask=dim < HIDDEN, other=0.0)
-        scale = inverse_rms(x.to(tl.float32), eps, HIDDEN, 0)
+        if ORDERED:
+            scale = ordered_inverse_rms(x.to(tl.float32)[None, :], eps, HIDDEN)
+        else:
+            scale = inverse_rms(x.to(tl.float32), eps, HIDDEN, 0)
+        gate *= scale
+        up *= scale
+    if GIVEN:
+        scale = tl.load(unscaled_ptr + token)
         gate *= scale
         up *= scale
     out = (silu_of(gate) * up).to(out_ptr.dtype.element_ty)
@@ -133,17 +142,25 @@ def silu_mul(
     unscaled: Tensor | None = None,
     eps: float = 0.0,
     *,
+    inverse: Tensor | None = None,
+    ordered: bool = False,
     config: ActivationConfig = CONFIG,
 ) -> Tensor:
-    """Implement `ActivationOps.silu_mul`; the rows of `gate_up` may have any stride."""
+    """Implement `ActivationOps.silu_mul`; the rows of `gate_up` may have any stride.
+
+    `inverse [tokens]` float32 are the inverse root mean squares of `unscaled`, which is then None.
+    With `ordered` sums have one order of addition, and nothing is fused.
+    """
     tokens, intermediate = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((tokens, intermediate))
     if tokens == 0:
         return out
     pdl = dependent_launch(gate_up.device)
+    launch = {"enable_fp_fusion": False} if ordered else {}
+    scaled_by = unscaled if inverse is None else inverse
     _silu_mul_kernel[(tokens * cdiv(intermediate, config.block),)](
         gate_up,
-        gate_up if unscaled is None else unscaled,
+        gate_up if scaled_by is None else scaled_by,
         out,
         intermediate,
         gate_up.stride(0),
@@ -151,9 +168,12 @@ def silu_mul(
         HIDDEN=0 if unscaled is None else unscaled.shape[1],
         BLOCK=config.block,
         BLOCK_H=1 if unscaled is None else next_power_of_2(unscaled.shape[1]),
+        GIVEN=inverse is not None,
+        ORDERED=ordered,
         PDL=pdl,
         num_warps=config.warps,
         launch_pdl=pdl,
+        **launch,
     )
     return out
 

@@ -15,12 +15,34 @@ from pagewire.worker.ops.integers import cdiv, next_power_of_2
 
 # Values in the input of a layer up to which its norm is folded into the next kernel.
 MAX_SCALED_LATE = 1 << 19
+_MAX_PAIRINGS = tl.constexpr(17)  # of 131,072 values
 
 
 @triton.jit
 def inverse_rms(x, eps, HIDDEN: tl.constexpr, AXIS: tl.constexpr):
     """Return `1 / sqrt(mean(x^2) + eps)` of float32 along AXIS: HIDDEN values, then zeros."""
     return tl.rsqrt(tl.sum(x * x, AXIS) / HIDDEN + eps)
+
+
+@triton.jit
+def sum_of_pairs(x):
+    """Return the sums of the rows of `x [rows, columns]`; `columns` is a power of two.
+
+    Neighbours are added, then neighbours of the results, and so on: one order in any layout.
+    """
+    for _ in tl.static_range(_MAX_PAIRINGS):
+        if x.shape[1] > 1:
+            x = tl.sum(tl.reshape(x, (x.shape[0], x.shape[1] // 2, 2)), 2)
+    return tl.reshape(x, (x.shape[0],))
+
+
+@triton.jit
+def ordered_inverse_rms(x, eps, HIDDEN: tl.constexpr):
+    """Return `inverse_rms` of the rows of `x [rows, columns]`, with one order of addition.
+
+    Its kernel must not fuse multiplications with additions.
+    """
+    return tl.rsqrt(sum_of_pairs(x * x) / HIDDEN + eps)
 
 
 @triton.jit(do_not_specialize=["tokens"])

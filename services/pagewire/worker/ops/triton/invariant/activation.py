@@ -1,0 +1,19 @@
+"""The gated activation of the mode: it has the bits of the kernel of few tokens, which computes it
+behind its GEMM."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from pagewire.worker.ops.triton.rowwise import activation
+
+
+def silu_mul(
+    gate_up: Tensor,
+    unscaled: Tensor | None = None,
+    eps: float = 0.0,
+    *,
+    inverse: Tensor | None = None,
+) -> Tensor:
+    """Implement `ActivationOps.silu_mul`; `inverse` is that of the usual function."""
+    return activation.silu_mul(gate_up, unscaled, eps, inverse=inverse, ordered=True)
