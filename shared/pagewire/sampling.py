@@ -164,29 +164,36 @@ class StopConditions:
     include_stop_str_in_output: bool = False
     # Whether max_tokens may be 0: the request wants something of its prompt.
     may_be_empty: InitVar[bool] = False
+    # What errors call two of the fields, for APIs that have other names.
+    max_tokens_name: InitVar[str] = "max_tokens"
+    stop_name: InitVar[str] = "stop"
 
-    def __post_init__(self, may_be_empty: bool) -> None:
+    def __post_init__(self, may_be_empty: bool, max_tokens_name: str, stop_name: str) -> None:
         least = 0 if may_be_empty else 1
         if self.max_tokens is not None and self.max_tokens < least:
             remedy = " without echo or prompt_logprobs" if self.max_tokens == 0 else ""
             raise invalid(
-                "max_tokens",
-                f"max_tokens is {self.max_tokens}; it must be at least {least}{remedy}",
+                max_tokens_name,
+                f"{max_tokens_name} is {self.max_tokens}; it must be at least {least}{remedy}",
             )
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise invalid(
                 "min_tokens",
-                f"min_tokens is {self.min_tokens}, above max_tokens {self.max_tokens}; lower it",
+                f"min_tokens is {self.min_tokens}, above {max_tokens_name} {self.max_tokens}; "
+                "lower it",
             )
         if len(self.stop) > MAX_STOP_STRINGS:
             raise invalid(
-                "stop", f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are allowed"
+                stop_name,
+                f"{stop_name} has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are allowed",
             )
         if any(not text for text in self.stop):
-            raise invalid("stop", "stop has an empty string; leave it out")
+            raise invalid(stop_name, f"{stop_name} has an empty string; leave it out")
         if any(len(text) > MAX_STOP_STRING_LENGTH for text in self.stop):
             raise invalid(
-                "stop", f"a stop string is longer than {MAX_STOP_STRING_LENGTH} characters"
+                stop_name,
+                f"{stop_name} has a string of more than {MAX_STOP_STRING_LENGTH} characters; "
+                "shorten it",
             )
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
             raise invalid(

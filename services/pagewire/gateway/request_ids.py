@@ -34,10 +34,15 @@ def given_id(scope: Scope) -> str | None:
     return None
 
 
+def answered_id(state: dict[str, Any]) -> str:
+    """The id that an answer names; makes one for a request that has none."""
+    state[STATE] = state.get(STATE) or uuid.uuid4().hex
+    return str(state[STATE])
+
+
 def answered_header(state: dict[str, Any]) -> tuple[bytes, bytes]:
-    """The header of an answer; makes an id for a request that has none."""
-    request_id = state[STATE] = state.get(STATE) or uuid.uuid4().hex
-    return _ENCODED, request_id.encode()
+    """The header of an answer."""
+    return _ENCODED, answered_id(state).encode()
 
 
 def identified(job: Job, state: dict[str, Any]) -> Job:
@@ -64,7 +69,8 @@ def identified(job: Job, state: dict[str, Any]) -> Job:
 def _identified_answer(job: Job, form: AnswerForm, state: dict[str, Any], given: str | None) -> Job:
     """The same for an answer that keeps the id of its API's form; only its request is renamed."""
     state[STATE] = given or form.request_id
-    if given is not None:
-        for request in job.requests:
-            request.request_id = f"{given}.{secrets.token_hex(4)}"
-    return job
+    if given is None:
+        return job
+    for request in job.requests:
+        request.request_id = f"{given}.{secrets.token_hex(4)}"
+    return replace(job, formatter=form.under(given))

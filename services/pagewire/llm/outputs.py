@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from pagewire.errors import RequestError
 from pagewire.gateway.answers.choices import Choice, choices
 from pagewire.gateway.api.chat_output import message_of
-from pagewire.gateway.api.formatting import ended_by
+from pagewire.gateway.api.events import AnswerForm
+from pagewire.gateway.api.formatting import PooledForm, ended_by
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.logprob_log import Candidate, TokenLogprobs
@@ -46,8 +47,9 @@ class CompletionOutput:
     """One output of a prompt, or a piece: then `text`, `token_ids` and `logprobs` are new.
 
     `finish_reason` is "stop" or "length", or None while it goes on. `stop_reason` is the stop
-    string or token that ended it. `cumulative_logprob` and `logprobs` are None unless the
-    parameter `logprobs` is given; a piece has no `cumulative_logprob` before its last.
+    string or the token of `stop_token_ids` that ended it, otherwise None. `cumulative_logprob` and
+    `logprobs` are None unless the parameter `logprobs` is given; a piece has no
+    `cumulative_logprob` before its last.
 
     `text` is the model's own. Of a complete answer to a chat `content`, `reasoning` and
     `tool_calls` are its parts, as over HTTP; in a stream they come with the last piece.
@@ -102,7 +104,7 @@ def whole_output(prompt: Prompt, job: Job, generations: Sequence[Generation]) ->
     """The complete outputs of a prompt, whose generations have all ended without a failure."""
     output = _output(prompt, generations)
     output.outputs = [
-        _whole(index, choice) for index, choice in enumerate(choices(job, generations))
+        _whole(index, choice, job) for index, choice in enumerate(choices(job, generations))
     ]
     for each in output.outputs:
         _read(each, each.text, job.output)
@@ -124,7 +126,7 @@ class Pieces:
 
     def __init__(self, prompt: Prompt, job: Job, generations: Sequence[Generation]) -> None:
         self._prompt = prompt
-        self._form = job.output
+        self._job = job
         self._generations = generations
         self._texts: list[list[str]] = [[] for _ in generations]
         self._num_given = [0] * len(generations)
@@ -146,8 +148,8 @@ class Pieces:
         if generation.logprobs is not None:
             piece.logprobs = [_position(token) for token in generation.logprobs.take()]
         if generation.finish is not None:
-            _note_end(piece, generation.finish, generation.logprobs is not None)
-            _read(piece, "".join(self._texts[index]), self._form)
+            _note_end(piece, generation.finish, self._job, generation.logprobs is not None)
+            _read(piece, "".join(self._texts[index]), self._job.output)
         return piece
 
 
@@ -176,11 +178,11 @@ def _scored(token: ScoredToken) -> dict[int, Logprob]:
     return found
 
 
-def _whole(index: int, choice: Choice) -> CompletionOutput:
+def _whole(index: int, choice: Choice, job: Job) -> CompletionOutput:
     output = CompletionOutput(index, choice.text, list(choice.token_ids))
     if choice.logprobs is not None:
         output.logprobs = [_position(token) for token in choice.logprobs.take()]
-    _note_end(output, choice.finish, choice.logprobs is not None)
+    _note_end(output, choice.finish, job, choice.logprobs is not None)
     return output
 
 
@@ -198,8 +200,9 @@ def _read(output: CompletionOutput, text: str, form: OutputFormat | None) -> Non
         output.tool_calls.append(ToolCall(call["id"], made["name"], made["arguments"]))
 
 
-def _note_end(output: CompletionOutput, finish: pb.Finish, has_logprobs: bool) -> None:
-    ended = ended_by(finish)
+def _note_end(output: CompletionOutput, finish: pb.Finish, job: Job, has_logprobs: bool) -> None:
+    assert not isinstance(job.formatter, AnswerForm | PooledForm)
+    ended = ended_by(finish, job.formatter.stop_token_ids)
     output.finish_reason, output.stop_reason = ended["finish_reason"], ended["stop_reason"]
     if has_logprobs:
         output.cumulative_logprob = finish.cumulative_logprob

@@ -10,7 +10,10 @@ def setting(
     minimum: float | None = None,
     maximum: float | None = None,
 ) -> Any:
-    """A dataclass field with its default, its help text and the range of its values."""
+    """A dataclass field with its default, its help text and the range of its values.
+
+    Infinity is refused unless it is the `maximum`.
+    """
     bounds = {"minimum": minimum, "maximum": maximum}
     given = {name: bound for name, bound in bounds.items() if bound is not None}
     return field(default=default, metadata={"help": help_text, **given})

@@ -1,5 +1,6 @@
 """Settings of a scheduler."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -95,7 +96,7 @@ class SchedulerConfig(RequestConfig, ModelConfig, TokenizerConfig):
         0.9,
         "Fraction of a worker's KV blocks up to which new requests are admitted. The rest is room "
         "for running requests to grow.",
-        minimum=0,
+        minimum=0.01,
         maximum=1,
     )
     prefix_caching: bool = setting(
@@ -120,6 +121,7 @@ class SchedulerConfig(RequestConfig, ModelConfig, TokenizerConfig):
         "less than the target for the time to first token, such as 1, where a late answer is worth "
         "nothing; with `inf` requests wait without limit.",
         minimum=0.001,
+        maximum=math.inf,
     )
     hand_back_after: float = setting(
         2.0,

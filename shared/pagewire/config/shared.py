@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from pagewire.config.fields import metrics_port, setting
 from pagewire.config.process import ProcessConfig
+from pagewire.limits import INT32_MAX
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,7 @@ class RequestConfig(ProcessConfig):
         "Largest request body in bytes. At a scheduler: the largest message of a call with an API "
         "key.",
         minimum=1,
+        maximum=INT32_MAX,
     )
     max_open_requests: int | None = setting(
         None,
@@ -127,6 +129,7 @@ class WorkerLimitsConfig(ModelConfig):
         "KV blocks in the pool. By default as many as the device's free memory holds; for a "
         "simulated worker, as many as its profile's memory holds.",
         minimum=2,
+        maximum=INT32_MAX,
     )
     host_memory_gb: float = setting(
         0.0,
@@ -134,15 +137,21 @@ class WorkerLimitsConfig(ModelConfig):
         "preempted and finished requests is kept there, and copied back where that is faster than "
         "computing it again. 0 turns this off.",
         minimum=0,
+        maximum=1 << 16,
     )
-    num_slots: int = setting(256, "Most sequences that run at once.", minimum=1)
+    num_slots: int = setting(256, "Most sequences that run at once.", minimum=1, maximum=1 << 16)
+    # A sequence has a prompt and at least one token of output.
     max_model_len: int | None = setting(
-        None, "Most tokens of a sequence; by default the limit in config.json.", minimum=1
+        None,
+        "Most tokens of a sequence; by default the limit in config.json.",
+        minimum=2,
+        maximum=INT32_MAX,
     )
     worker_max_num_batched_tokens: int | None = setting(
         None,
         "Most tokens computed in one step. By default 8192 on a GPU, 2048 on a CPU, and the "
         "profile's number for a simulated worker.",
         minimum=1,
+        maximum=1 << 20,
     )
     worker_metrics_port: int | None = metrics_port("worker")

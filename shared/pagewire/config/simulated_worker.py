@@ -17,6 +17,7 @@ class SimulatedWorkerConfig(WorkerLimitsConfig):
         "Workers in this process. With more than one, they listen on the port of worker_address "
         "and those that follow, or on PATH.0, PATH.1 and so on.",
         minimum=1,
+        maximum=10_000,
     )
     profile: Literal["h200-llama-3.1-8b", "h200-qwen3-0.6b"] = setting(
         "h200-llama-3.1-8b",

@@ -107,7 +107,7 @@ class WorkerConfig(WorkerLimitsConfig, TokenizerConfig):
     gpu_memory_utilization: float = setting(
         0.9,
         "Fraction of the device's memory for weights, activations and KV cache together.",
-        minimum=0,
+        minimum=0.01,
         maximum=1,
     )
     cpu_kv_bytes: int = setting(
@@ -118,7 +118,7 @@ class WorkerConfig(WorkerLimitsConfig, TokenizerConfig):
         "Take structured outputs. For them the worker reads the model's tokenizer when it starts; "
         "150,000 tokens take about a second.",
     )
-    seed: int = setting(0, "Seed of dummy weights.")
+    seed: int = setting(0, "Seed of dummy weights.", minimum=0, maximum=2**63 - 1)
     torch_threads: int | None = setting(
-        None, "CPU threads of torch; by default one a core.", minimum=1
+        None, "CPU threads of torch; by default one a core.", minimum=1, maximum=4096
     )

@@ -59,6 +59,38 @@ async def test_a_key_in_its_own_header(guarded: tuple[GatewayProcess, str]) -> N
         assert missing.json()["error"]["type"] == "authentication_error"
 
 
+@pytest.mark.parametrize("given", [None, "mine"])
+async def test_an_error_names_its_request(
+    guarded: tuple[GatewayProcess, str], given: str | None
+) -> None:
+    """In its body as in the header, wherever the request fails."""
+    process, key = guarded
+    headers = {} if given is None else {"x-request-id": given}
+    allowed = {**headers, "x-api-key": key}
+    async with httpx.AsyncClient(base_url=process.url) as client:
+        failures = [
+            await client.post(PATH, json=body(), headers=headers),
+            await client.get(PATH, headers=allowed),
+            await client.post(PATH, json=body(stop_sequences=[""]), headers=allowed),
+            await client.post(PATH, json=body("fail=13"), headers=allowed),
+            await client.post(PATH, json=body(), headers=allowed),
+        ]
+    assert [answer.status_code for answer in failures] == [401, 405, 400, 500, 429]
+    for answer in failures:
+        assert answer.json()["request_id"] == answer.headers["request-id"]
+        assert given in (None, answer.json()["request_id"])
+
+
+async def test_an_error_in_a_stream_names_its_request(http: httpx.AsyncClient) -> None:
+    failing = body("fail=13 fail_at=3", stream=True)
+    for given in ({}, {"request_id": "mine"}):
+        answer = await http.post(PATH, json={**failing, **given})
+        (event,) = [line for line in answer.text.splitlines() if '"type":"error"' in line]
+        found = json.loads(event.removeprefix("data: "))["request_id"]
+        assert found == answer.headers["request-id"]
+        assert given.get("request_id", found) == found
+
+
 async def test_errors_of_schedulers(http: httpx.AsyncClient) -> None:
     for code, status, kind in ((3, 400, "invalid_request_error"), (13, 500, "api_error")):
         answer = await http.post(PATH, json=body(f"fail={code}"))

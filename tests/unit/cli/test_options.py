@@ -111,7 +111,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     [
         (["worker", "--block-size", "x"], {}, ["--block-size", "'x'", "whole number"]),
         (["worker"], {"PAGEWIRE_OPS": "cuda"}, ["PAGEWIRE_OPS", "'cuda'", "triton"]),
-        (["run", "--workers", "0"], {}, ["--workers", "0 is out of range", "at least 1"]),
+        (["run", "--workers", "0"], {}, ["--workers", "0 is out of range", "1 to 1024"]),
         (["gateway", "--prot", "1"], {}, ["--prot"]),
         (["wroker"], {}, ["wroker"]),
     ],

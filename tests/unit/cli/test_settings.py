@@ -7,7 +7,13 @@ from typing import Literal
 import pytest
 
 from pagewire.cli.settings.settings import Setting, arguments, build, settings_of, union_of
-from pagewire.config import GatewayConfig, SchedulerConfig, WorkerConfig, setting
+from pagewire.config import (
+    GatewayConfig,
+    SchedulerConfig,
+    SimulatedWorkerConfig,
+    WorkerConfig,
+    setting,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +81,48 @@ def test_an_invalid_value_is_named_with_the_remedy(name: str, text: str, words: 
         (number(float, None, 1), "1.5", "1.5 is out of range; give at most 1"),
         (number(float, 0, 1), "nan", "nan is out of range; give 0 to 1"),
         (number(float), "nan", "nan is out of range; give a number"),
+        (number(float, 0), "inf", "inf is out of range; give at least 0"),
+        (number(float, 0), "1e999", "1e999 is out of range; give at least 0"),
+        (number(int, 2, 2**31 - 1), "1", "1 is out of range; give 2 to 2147483647"),
     ],
 )
 def test_numbers_out_of_range_are_refused(given: Setting, text: str, words: str) -> None:
     with pytest.raises(ValueError) as caught:
         given.parse(text)
     assert str(caught.value) == words
+
+
+@pytest.mark.parametrize(
+    ("config_type", "name", "texts"),
+    [
+        (WorkerConfig, "max_model_len", ("1", "0", "-1", str(2**31))),
+        (WorkerConfig, "gpu_memory_utilization", ("0", "-0.5", "1.1")),
+        (WorkerConfig, "num_slots", ("0", str(10**6))),
+        (WorkerConfig, "num_blocks", ("1", str(2**31))),
+        (WorkerConfig, "host_memory_gb", ("-1", "inf", "1e12")),
+        (WorkerConfig, "worker_max_num_batched_tokens", ("0", str(2**32))),
+        (WorkerConfig, "torch_threads", ("0", "10000")),
+        (WorkerConfig, "seed", ("-1", str(2**63))),
+        (WorkerConfig, "step_timeout", ("0", "inf")),
+        (SchedulerConfig, "memory_threshold", ("0", "1.1")),
+        (SchedulerConfig, "drain_timeout", ("-1", "inf")),
+        (GatewayConfig, "max_body_bytes", ("0", str(2**31))),
+        (SimulatedWorkerConfig, "count", ("0", "100000")),
+    ],
+)
+def test_values_that_make_no_sense_are_refused(
+    config_type: type, name: str, texts: tuple[str, ...]
+) -> None:
+    for text in texts:
+        with pytest.raises(ValueError, match="out of range; give "):
+            settings_of(config_type)[name].parse(text)
+
+
+def test_requests_may_wait_without_limit() -> None:
+    waits = settings_of(SchedulerConfig)["max_waiting_seconds"]
+    assert waits.parse("inf") == math.inf
+    with pytest.raises(ValueError, match=r"0 is out of range; give 0\.001 to inf"):
+        waits.parse("0")
 
 
 @pytest.mark.parametrize("config_type", [GatewayConfig, SchedulerConfig, WorkerConfig, Sample])

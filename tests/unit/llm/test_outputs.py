@@ -145,10 +145,14 @@ def test_a_failed_prompt_has_its_error():
     assert output.prompt_token_ids == [1]
 
 
-@pytest.mark.parametrize("reason", [pb.FINISH_REASON_STOP])
-def test_a_stop_token_is_the_reason(reason):
-    task, [generation] = started()
+@pytest.mark.parametrize(("given", "reason"), [([5, 2], 2), ([5], None), (None, None)])
+def test_a_given_stop_token_is_the_reason(given, reason):
+    """The model's own end is none, as in vLLM."""
+    task, [generation] = started(stop_token_ids=given)
     receive(generation, [2], "")
-    finish(generation, reason, stop_token_id=2)
+    finish(generation, pb.FINISH_REASON_STOP, stop_token_id=2)
+    pieces = Pieces(task.prompt, task.job, [generation])
     [only] = whole_output(task.prompt, task.job, [generation]).outputs
-    assert (only.finish_reason, only.stop_reason) == ("stop", 2)
+    [piece] = pieces.take([generation]).outputs
+    for output in (only, piece):
+        assert (output.finish_reason, output.stop_reason) == ("stop", reason)

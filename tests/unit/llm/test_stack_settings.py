@@ -28,7 +28,7 @@ def test_given_values_win_over_the_environment(monkeypatch):
     [
         ({"num_slot": 4}, TypeError, "did you mean num_slots"),
         ({"grpc_port": 4}, TypeError, "no setting of an LLM"),
-        ({"num_slots": 0}, ValueError, "num_slots: 0 is out of range; give at least 1"),
+        ({"num_slots": 0}, ValueError, "num_slots: 0 is out of range; give 1 to 65536"),
         ({"num_slots": 1.5}, ValueError, "not a whole number"),
         ({"num_slots": None}, ValueError, "num_slots"),
         ({"prefix_caching": "maybe"}, ValueError, "neither true nor false"),

@@ -80,7 +80,8 @@ def _settings(*configs: type) -> dict[str, Setting]:
     )
     # PAGEWIRE_WORKERS is the scheduler's list of worker addresses.
     workers = settings_of(StackConfig)["workers"]
-    return {"workers": replace(workers, env="PAGEWIRE_NUM_WORKERS", minimum=1), **union}
+    workers = replace(workers, env="PAGEWIRE_NUM_WORKERS", minimum=1, maximum=1024)
+    return {"workers": workers, **union}
 
 
 def model_settings() -> dict[str, Setting]:

@@ -4,6 +4,7 @@ Flags, environment variables, configuration files and the arguments of child pro
 """
 
 import difflib
+import math
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -20,7 +21,7 @@ class Setting:
     """One field of a configuration dataclass.
 
     The field's metadata may hold `help`, `minimum`, `maximum` and `env`, the environment variable
-    if it is not PAGEWIRE_ and the name.
+    if it is not PAGEWIRE_ and the name. Only a maximum of infinity allows infinity.
     """
 
     name: str
@@ -61,10 +62,13 @@ class Setting:
         if self.minimum is None and self.maximum is None:
             return "a number"
         if self.maximum is None:
-            return f"at least {self.minimum:g}"
+            return f"at least {self._written(self.minimum)}"
         if self.minimum is None:
-            return f"at most {self.maximum:g}"
-        return f"{self.minimum:g} to {self.maximum:g}"
+            return f"at most {self._written(self.maximum)}"
+        return f"{self._written(self.minimum)} to {self._written(self.maximum)}"
+
+    def _written(self, bound: float | None) -> str:
+        return f"{bound:.0f}" if self.kind is int else f"{bound:g}"
 
 
 def settings_of(config_type: type) -> dict[str, Setting]:
@@ -153,5 +157,5 @@ def _parse_number(kind: type, text: str) -> Any:
 def _within(value: float, minimum: float | None, maximum: float | None) -> bool:
     # NaN is within no range.
     above = minimum is None or value >= minimum
-    below = maximum is None or value <= maximum
+    below = value < math.inf if maximum is None else value <= maximum
     return above and below and value == value

@@ -36,7 +36,7 @@ from pagewire.gateway.routing.schedulers import Schedulers
 _STRINGS_A_PIECE = 16
 _LARGE_STRING = 1 << 16
 # What schedulers call an input whose field has another name over HTTP.
-_INPUT_FIELDS = frozenset({"prompt", "pair"})
+_INPUT_FIELDS = frozenset({"prompt", "pair", "messages"})
 
 
 async def answer(

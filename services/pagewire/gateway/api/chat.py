@@ -126,12 +126,14 @@ class Message(Strict):
                     f"{path}.{field}", f"{path}.{field} belongs to messages of role {owner} only"
                 )
         reasoning = self.reasoning if self.reasoning_content is None else self.reasoning_content
-        if self.content is None and not self.tool_calls and not reasoning:
+        if self.content is None and role != "assistant":
             raise invalid(f"{path}.content", f"{path}.content is required")
         calls = self.tool_calls or ()
+        # Templates expect null beside calls only; an assistant that says nothing is empty text.
+        content = None if self.content is None and calls else self._text(self.content or "", path)
         return Turn(
             role,
-            None if self.content is None else self._text(self.content, path),
+            content,
             self.name,
             tuple(call.to_call(f"{path}.tool_calls[{i}]") for i, call in enumerate(calls)),
             self.tool_call_id,
@@ -212,7 +214,11 @@ class ChatRequest(GenerationFields):
             common=[CommonFields.of(parameters, prompt, self.prompt_cache_key)],
             candidates=n,
             n=n,
-            formatter=ChatFormatter(envelope, bool(self.return_tokens_as_token_ids)),
+            formatter=ChatFormatter(
+                envelope,
+                bool(self.return_tokens_as_token_ids),
+                frozenset(self.stop_token_ids or ()),
+            ),
             stream=bool(self.stream),
             include_usage=self.include_usage,
             shows_logprobs=logprobs is not None,
@@ -223,6 +229,11 @@ class ChatRequest(GenerationFields):
             prompts=(wishes,) if wishes.needs_scheduler else (),
             max_prompt_logprobs=limits.max_prompt_logprobs,
         )
+
+    @property
+    def max_tokens_name(self) -> str:
+        """What errors call the limit of the output: the name that was given."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     def given_max_tokens(self) -> int | None:
         """The limit of the output; RequestError if its two names have different values."""
@@ -374,6 +385,7 @@ class ChatFormatter:
 
     envelope: Envelope
     tokens_as_ids: bool = False
+    stop_token_ids: frozenset[int] = frozenset()
 
     def under(self, envelope: Envelope) -> "ChatFormatter":
         """The same formatter with another envelope."""
@@ -393,7 +405,8 @@ class ChatFormatter:
 
     def ending(self, index: int, text: str, finish: pb.Finish) -> dict[str, Any]:
         """The last delta, with the finish reason."""
-        return {**_chunk(index, {"content": text} if text else {}), **ended_by(finish)}
+        chunk = _chunk(index, {"content": text} if text else {})
+        return {**chunk, **ended_by(finish, self.stop_token_ids)}
 
     def whole(self, index: int, text: str, finish: pb.Finish) -> dict[str, Any]:
         """The complete message."""
@@ -401,7 +414,8 @@ class ChatFormatter:
 
     def message(self, index: int, message: dict[str, Any], finish: pb.Finish) -> dict[str, Any]:
         """The choice with a complete message."""
-        return {"index": index, "message": message, "logprobs": None, **ended_by(finish)}
+        choice = {"index": index, "message": message, "logprobs": None}
+        return {**choice, **ended_by(finish, self.stop_token_ids)}
 
     def logprobs(self, tokens: list[TokenLogprobs]) -> dict[str, Any]:
         """One entry for each token, also for a stop token. A special token has its name as text."""

@@ -115,7 +115,11 @@ class CompletionRequest(GenerationFields):
             common=common,
             candidates=requests_each,
             n=n,
-            formatter=CompletionFormatter(envelope, bool(self.return_tokens_as_token_ids)),
+            formatter=CompletionFormatter(
+                envelope,
+                bool(self.return_tokens_as_token_ids),
+                frozenset(self.stop_token_ids or ()),
+            ),
             stream=bool(self.stream),
             include_usage=self.include_usage,
             shows_logprobs=self.logprobs is not None,
@@ -225,6 +229,7 @@ class CompletionFormatter:
 
     envelope: Envelope
     tokens_as_ids: bool = False
+    stop_token_ids: frozenset[int] = frozenset()
 
     def under(self, envelope: Envelope) -> "CompletionFormatter":
         """The same formatter with another envelope."""
@@ -240,7 +245,7 @@ class CompletionFormatter:
 
     def ending(self, index: int, text: str, finish: pb.Finish) -> dict[str, Any]:
         """The last chunk, with the finish reason."""
-        return {**self.piece(index, text), **ended_by(finish)}
+        return {**self.piece(index, text), **ended_by(finish, self.stop_token_ids)}
 
     def whole(self, index: int, text: str, finish: pb.Finish) -> dict[str, Any]:
         """The whole text, with the keys of a last chunk."""

@@ -23,7 +23,6 @@ def conversation_job(
     served: ServedModel,
     limits: BodyLimits,
     max_tokens: int | None,
-    input_field: str,
     continues: bool = False,
     logprobs: int | None = None,
 ) -> Job:
@@ -70,5 +69,5 @@ def conversation_job(
         shows_logprobs=logprobs is not None,
         output=output,
         request_id=fields.request_id,
-        input_field=input_field,
+        input_field=conversation.input_field,
     )

@@ -53,6 +53,10 @@ class AnswerForm(ABC):
     def request_id(self) -> str:
         """The id of the request in logs: that of the answer."""
 
+    def under(self, request_id: str) -> "AnswerForm":
+        """The same for a request with an id of its own, for forms whose errors name it."""
+        return self
+
     @abstractmethod
     def events(self, streamed: bool) -> AnswerEvents:
         """The events of one answer in this form."""

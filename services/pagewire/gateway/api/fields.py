@@ -2,7 +2,7 @@
 
 import re
 import secrets
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, Tag, create_model
 
@@ -107,6 +107,14 @@ class GenerationFields(_NumberFields, StructuredFields):  # type: ignore[misc, v
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
     deadline_ms: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
     prompt_logprobs: NumLogprobs | None = None
+
+    # What errors call `stop`.
+    stop_name: ClassVar[str] = "stop"
+
+    @property
+    def max_tokens_name(self) -> str:
+        """What errors call the limit of the output."""
+        return "max_tokens"
 
     @property
     def include_usage(self) -> bool:
@@ -243,6 +251,8 @@ class GenerationFields(_NumberFields, StructuredFields):  # type: ignore[misc, v
             ignore_eos=bool(self.ignore_eos),
             include_stop_str_in_output=bool(self.include_stop_str_in_output),
             may_be_empty=may_be_empty,
+            max_tokens_name=self.max_tokens_name,
+            stop_name=self.stop_name,
         )
         return pb.StopConditions(
             max_tokens=checked.max_tokens,

@@ -4,7 +4,7 @@ import json
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -90,6 +90,10 @@ class Formatter(Protocol):
     def envelope(self) -> Envelope:
         """The keys beside the choices."""
 
+    @property
+    def stop_token_ids(self) -> Collection[int]:
+        """The stop tokens of the request, which `stop_reason` may name."""
+
     def under(self, envelope: Envelope) -> "Formatter":
         """The same formatter with another envelope."""
 
@@ -109,12 +113,13 @@ class Formatter(Protocol):
         """The log probabilities of some tokens of a choice."""
 
 
-def ended_by(finish: pb.Finish) -> dict[str, Any]:
-    """`finish_reason`, and in `stop_reason` the stop string or token; null if there is none."""
+def ended_by(finish: pb.Finish, stop_token_ids: Collection[int]) -> dict[str, Any]:
+    """`finish_reason`, and `stop_reason`: the stop string, or the token if it is one of
+    `stop_token_ids`, those of the request. null for the model's own end, as in vLLM."""
     stop: str | int | None = None
     if finish.HasField("stop_string"):
         stop = finish.stop_string
-    elif finish.HasField("stop_token_id"):
+    elif finish.HasField("stop_token_id") and finish.stop_token_id in stop_token_ids:
         stop = finish.stop_token_id
     return {"finish_reason": _REASONS[finish.reason], "stop_reason": stop}
 

@@ -109,7 +109,8 @@ class MessageToolCall(Strict):
         """The call, named `path` in errors."""
         if self.type is not None:
             _check_type(self.type, path)
-        return ToolCall(self.id, self.function.name, self.function.arguments, f"{path}.function")
+        function = self.function
+        return ToolCall(self.id, function.name, function.arguments, f"{path}.function.arguments")
 
 
 ToolDefinitions = Annotated[list[ToolDefinition], Field(fail_fast=True)]

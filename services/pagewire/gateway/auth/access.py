@@ -9,8 +9,8 @@ from pagewire.auth.callers import Callers, no_keys
 from pagewire.auth.keys import KeyRing, bearer
 from pagewire.errors import RequestError
 from pagewire.gateway.api.job import Job
-from pagewire.gateway.api.messages.errors import error_response
 from pagewire.gateway.auth.charge import Charge
+from pagewire.gateway.error_responses import error_response
 from pagewire.gateway.errors import ApiError
 
 # Load balancers request these without a key; the answers reveal nothing about clients.
@@ -73,12 +73,12 @@ class AccessControl:
                 return
             account = self._callers.find(_presented_key(scope))
             if account is None:
-                refusal = error_response(_unauthorized(scope), scope["path"])
+                refusal = error_response(_unauthorized(scope), scope)
                 await refusal(scope, receive, send)
                 return
 
             if scope["path"] in operator_paths and not account.key.operator:
-                refusal = error_response(_not_an_operator(account.key.name), scope["path"])
+                refusal = error_response(_not_an_operator(account.key.name), scope)
                 await refusal(scope, receive, send)
                 return
 
@@ -98,7 +98,7 @@ class AccessControl:
             try:
                 visit = account.begin_request(self._clock(), generates)
             except RequestError as error:
-                refusal = error_response(ApiError.of(error), scope["path"])
+                refusal = error_response(ApiError.of(error), scope)
                 await refusal(scope, receive, send_with_limits)
                 return
             state["account"], state["visit"] = account, visit

@@ -29,18 +29,22 @@ class ReasoningOptions:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What the model is asked. `variables` are further variables of the chat template."""
+    """What the model is asked.
+
+    `variables` are further variables of the chat template. Errors call the turns `input_field`.
+    """
 
     turns: list[Turn]
     tools: ToolOptions = field(default_factory=ToolOptions)
     reasoning: ReasoningOptions = field(default_factory=ReasoningOptions)
     variables: dict[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
+    input_field: str = "messages"
 
     def chat_input(self, limits: ToolLimits) -> pb.ChatInput:
         """The scheduler's input; RequestError names a field that is not valid."""
         if not self.turns:
-            raise invalid("messages", "messages is empty; give at least one")
+            raise invalid(self.input_field, f"{self.input_field} is empty; give at least one")
         self.tools.check(limits)
         chat = pb.ChatInput(
             messages=[turn.to_proto() for turn in self.turns],
@@ -50,7 +54,7 @@ class Conversation:
         calls = [message.tool_calls for message in chat.messages if message.tool_calls]
         if calls:
             nodes = sum(text.count(mark) for text in calls for mark in ",[{")
-            limits.check("messages", sum(map(len, calls)), nodes)
+            limits.check(self.input_field, sum(map(len, calls)), nodes)
         if variables := self._variables():
             struct = Struct()
             struct.update(variables)

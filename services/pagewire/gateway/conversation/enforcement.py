@@ -46,8 +46,8 @@ def enforced_calls(
         raise invalid(
             field,
             f"{field} is true, which cannot be enforced for these tools in this model's format of "
-            f"calls ({tool_parser}) while it may also answer in words; remove it, or send "
-            "tool_choice: required",
+            f"calls ({tool_parser}) while it may also answer in words; remove it, or let "
+            "tool_choice ask for a call",
         )
     if answer is not None:
         return calls.constraint(f"start: calls | {_json_of(answer)}", answer.field_name)

@@ -19,7 +19,7 @@ _REFERENCE = re.compile(r"#/(\$defs|definitions)/([^/~%]+)")
 class Tool:
     """A function that the model may call.
 
-    `parameters` is a JSON schema, `field` is its name in errors.
+    `parameters` is a JSON schema. Errors call the tool `field`, and its schema `schema_name`.
     """
 
     name: str
@@ -27,6 +27,7 @@ class Tool:
     parameters: dict[str, Any] | None = None
     strict: bool = False
     field: str = "tools"
+    schema_name: str = "parameters"
 
     def to_json(self) -> dict[str, Any]:
         """The tool as chat templates get it from transformers."""
@@ -106,14 +107,14 @@ class ToolOptions:
             if tool.name in names:
                 raise invalid(place, f"{place} is {tool.name!r}, as another tool's; rename one")
             names.add(tool.name)
-            nodes += count_nodes(tool.parameters, f"{tool.field}.parameters")
+            nodes += count_nodes(tool.parameters, f"{tool.field}.{tool.schema_name}")
         limits.check("tools", len(self.to_text().encode()) if self.tools else 0, nodes)
         self._check_choice(names)
 
     def _check_choice(self, names: set[str]) -> None:
         mode, name = self.choice.mode, self.choice.name
         if not self.tools and mode in ("required", "named"):
-            raise invalid("tool_choice", f"tool_choice {mode} needs tools; add them or remove it")
+            raise invalid("tool_choice", "tool_choice asks for a call and needs tools; add them")
         if mode == "named" and name not in names:
             known = ", ".join(sorted(names))[:200]
             raise invalid("tool_choice", f"tool_choice names {name[:60]!r}; tools are {known}")

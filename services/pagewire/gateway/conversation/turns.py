@@ -11,12 +11,12 @@ from pagewire.v1 import inference_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that the assistant made; `arguments` is JSON text, `field` names it in errors."""
+    """A call that the assistant made; `arguments` is JSON text, which errors call `field`."""
 
     id: str
     name: str
     arguments: str
-    field: str = "tool_calls"
+    field: str = "tool_calls.arguments"
 
     def to_json(self) -> dict[str, Any]:
         """The call as chat templates get it from transformers: its arguments are an object."""
@@ -24,7 +24,7 @@ class ToolCall:
         return {"id": self.id, "type": "function", "function": function}
 
     def _object(self) -> dict[str, Any]:
-        field = f"{self.field}.arguments"
+        field = self.field
         try:
             value = json.loads(self.arguments or "{}")
         except (ValueError, RecursionError) as error:

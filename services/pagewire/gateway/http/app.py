@@ -19,10 +19,10 @@ from pagewire.gateway.answers.answer import answer
 from pagewire.gateway.api import chat, completions, tokenization
 from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.api.messages import request as messages
-from pagewire.gateway.api.messages.errors import error_response
 from pagewire.gateway.api.pooling import embeddings, scores
 from pagewire.gateway.api.responses import request as responses
 from pagewire.gateway.auth.access import OPEN_PATHS, AccessControl
+from pagewire.gateway.error_responses import error_response
 from pagewire.gateway.errors import (
     CLIENT_GONE_STATUS,
     DRAINING_HEADER,
@@ -299,12 +299,12 @@ def _naming_ignored(response: Response, ignored: tuple[str, ...]) -> Response:
 
 async def _request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    return error_response(ApiError.of(error), request.url.path)
+    return error_response(ApiError.of(error), request.scope)
 
 
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error_response(error, request.url.path)
+    return error_response(error, request.scope)
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:
@@ -320,11 +320,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         allowed = ", ".join(sorted((headers or {}).get("Allow", "").split(", ")))
         message, headers = f"{target} is not allowed; use {allowed}", {"allow": allowed}
-    return error_response(ApiError(error.status_code, message, headers=headers), request.url.path)
+    return error_response(ApiError(error.status_code, message, headers=headers), request.scope)
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
     """A bug in the gateway; the server logs the traceback."""
     log.error("the gateway failed")  # the line has the request's id
     failure = RequestError(Code.INTERNAL, "the gateway failed; see its log")
-    return error_response(ApiError.of(failure), request.url.path)
+    return error_response(ApiError.of(failure), request.scope)

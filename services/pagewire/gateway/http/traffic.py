@@ -10,7 +10,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagewire.drain_rate import DrainRate
 from pagewire.errors import Code, RequestError
-from pagewire.gateway.api.messages.errors import error_response, is_messages_path
+from pagewire.gateway.api.messages.errors import is_messages_path
+from pagewire.gateway.error_responses import error_response
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.http.model_shares import ModelShares
 from pagewire.gateway.http.request_log import log_request
@@ -107,7 +108,7 @@ class Traffic:
                 state[TRACE] = begin_trace(self._tracing, scope)
             answering = app
             if refusal is not None:
-                answering = error_response(ApiError.of(refusal), scope["path"])
+                answering = error_response(ApiError.of(refusal), scope)
             began = time.perf_counter()
             if not self.num_generating:
                 self._drain_rate.skip_idle_time(began)

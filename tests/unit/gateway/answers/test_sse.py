@@ -37,8 +37,9 @@ def completion_formatter() -> Formatter:
     return CompletionFormatter(Envelope("cmpl", "text_completion", "m"))
 
 
-def chat_formatter() -> Formatter:
-    return ChatFormatter(Envelope("chatcmpl", "chat.completion.chunk", "m"))
+def chat_formatter(*stop_token_ids: int) -> Formatter:
+    envelope = Envelope("chatcmpl", "chat.completion.chunk", "m")
+    return ChatFormatter(envelope, stop_token_ids=frozenset(stop_token_ids))
 
 
 def test_completion_chunks() -> None:
@@ -61,7 +62,7 @@ def test_completion_chunks() -> None:
 
 
 def test_chat_chunks_with_usage() -> None:
-    writer = ChunkWriter(chat_formatter(), include_usage=True)
+    writer = ChunkWriter(chat_formatter(7), include_usage=True)
     run = generation()
     run.extend(pack([1]), HARD_TO_ESCAPE.encode(), 0.0)
     role, text = events(writer.write(run))

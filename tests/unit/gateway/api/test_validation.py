@@ -9,6 +9,8 @@ import pytest
 import pytest_asyncio
 
 from pagewire.config import GatewayConfig
+from pagewire.gateway.api.chat import Message
+from pagewire.gateway.conversation.turns import Turn
 from support.scripted.in_process_gateway import in_process_gateway
 from support.scripted.scripted_scheduler import ScriptedScheduler
 
@@ -120,7 +122,7 @@ BAD: list[tuple[tuple[str, str | bytes], int, str | None]] = [
     (message(tool_call_id="1"), 400, "messages[0].tool_call_id"),
     (message(reasoning="because"), 400, "messages[0].reasoning"),
     (message(tool_calls=[CALL]), 400, "messages[0].tool_calls"),
-    (message(role="assistant", content=None), 400, "messages[0].content"),
+    (message(role="system", content=None), 400, "messages[0].content"),
     (
         message(role="assistant", tool_calls=[{"id": "1"}]),
         400,
@@ -212,6 +214,7 @@ BAD: list[tuple[tuple[str, str | bytes], int, str | None]] = [
     (complete(max_tokens=10**30), 400, "max_tokens"),
     (complete(max_completion_tokens=5), 400, "max_completion_tokens"),
     (chat(max_tokens=5, max_completion_tokens=6), 400, "max_tokens"),
+    (chat(max_completion_tokens=-1), 400, "max_completion_tokens"),
     (complete(min_tokens=-1), 400, "min_tokens"),
     (complete(min_tokens=17), 400, "min_tokens"),
     (complete(stop=""), 400, "stop"),
@@ -362,6 +365,15 @@ async def test_a_request_is_refused_and_the_next_one_is_served(
     assert 0 < len(error["message"]) < 400
     good = await client.post(COMPLETION, json={"prompt": "hi", "max_tokens": 1})
     assert good.status_code == 200, good.text
+
+
+def test_an_assistant_without_content_says_nothing() -> None:
+    """Templates get empty text, as in vLLM, which they can add to other text; null beside calls."""
+    for given in ({}, {"content": None}, {"content": None, "tool_calls": []}):
+        turn = Message.model_validate({"role": "assistant", **given}).to_turn("messages[0]")
+        assert turn == Turn("assistant", "")
+    calling = Message.model_validate({"role": "assistant", "tool_calls": [CALL]})
+    assert calling.to_turn("messages[0]").content is None
 
 
 NEUTRAL = {

@@ -193,7 +193,7 @@ def _assistant_turn(blocks: list[Any], path: str) -> Turn:
             thinking.append(block.thinking)
         elif isinstance(block, ToolUseBlock):
             arguments = json.dumps(block.input, ensure_ascii=False)
-            calls.append(ToolCall(block.id, block.name, arguments, place))
+            calls.append(ToolCall(block.id, block.name, arguments, f"{place}.input"))
         else:
             texts.append(_text(block, place))
     content = "\n".join(texts) if texts or not calls else None

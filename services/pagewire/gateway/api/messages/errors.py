@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from starlette.responses import JSONResponse
-
 from pagewire.gateway.errors import ApiError
 
 ROOT = "/v1/messages"
@@ -27,21 +25,14 @@ def status_of(error: ApiError) -> int:
     return OVERLOADED if error.status == 503 else error.status
 
 
-def error_body(error: ApiError) -> dict[str, Any]:
+def error_body(error: ApiError, request_id: str) -> dict[str, Any]:
     """The body of an error, which is also the data of an event `error`."""
     status = status_of(error)
     default = "api_error" if status >= 500 else "invalid_request_error"
     detail = {"type": _TYPES.get(status, default), "message": error.message}
-    return {"type": "error", "error": detail, "request_id": None}
+    return {"type": "error", "error": detail, "request_id": request_id}
 
 
 def is_messages_path(path: str) -> bool:
     """Whether a path belongs to this API."""
     return path == ROOT or path.startswith(f"{ROOT}/")
-
-
-def error_response(error: ApiError, path: str) -> JSONResponse:
-    """The answer to a request that has failed, in the form of the API that its path belongs to."""
-    if is_messages_path(path):
-        return JSONResponse(error_body(error), status_of(error), headers=error.headers)
-    return error.response()

@@ -4,7 +4,7 @@ import hashlib
 import json
 import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pagewire.gateway.api.events import AnswerForm, named_event
@@ -33,11 +33,16 @@ class MessageForm(AnswerForm):
 
     model: str
     id: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex}")
+    given_id: str | None = None
 
     @property
     def request_id(self) -> str:
-        """The id of the message."""
-        return self.id
+        """The id that the request was given, or that of the message."""
+        return self.given_id or self.id
+
+    def under(self, request_id: str) -> "MessageForm":
+        """The form whose errors name a given id."""
+        return replace(self, given_id=request_id)
 
     def events(self, streamed: bool) -> "MessageEvents":
         """The events of one answer."""
@@ -143,7 +148,8 @@ class MessageEvents:
 
     def fail(self, error: ApiError) -> list[str]:
         """The error, as the last event."""
-        return [*self._take(), named_event("error", json_ascii(error_body(error)))]
+        body = error_body(error, self._form.request_id)
+        return [*self._take(), named_event("error", json_ascii(body))]
 
     def body(self) -> list[str]:
         """The JSON of the message."""

@@ -75,6 +75,7 @@ class MessagesRequest(GenerationFields):
 
     hints = MESSAGES_HINTS
     refused = MESSAGES
+    stop_name = "stop_sequences"
 
     messages: Messages
     system: System | None = None
@@ -135,7 +136,6 @@ class MessagesRequest(GenerationFields):
             served=served,
             limits=limits,
             max_tokens=self.max_tokens,
-            input_field="messages",
             continues=self.continues,
         )
 

@@ -40,7 +40,8 @@ class ToolDefinition(Strict):
             )
         if self.input_schema is None:
             raise invalid(f"{path}.input_schema", f"{path}.input_schema is required")
-        return Tool(self.name, self.description, self.input_schema, bool(self.strict), path)
+        strict = bool(self.strict)
+        return Tool(self.name, self.description, self.input_schema, strict, path, "input_schema")
 
 
 class ToolChoiceField(Strict):

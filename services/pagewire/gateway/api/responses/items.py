@@ -135,7 +135,8 @@ def turns_of(instructions: str | None, given: "str | list[Item]") -> list[Turn]:
             turns += assistant.before_reasoning()
             assistant.reasoning.append(_reasoning(item, path))
         elif isinstance(item, CallItem):
-            assistant.calls.append(ToolCall(item.call_id, item.name, item.arguments, path))
+            field = f"{path}.arguments"
+            assistant.calls.append(ToolCall(item.call_id, item.name, item.arguments, field))
         elif isinstance(item, MessageItem) and item.role == "assistant":
             turns += assistant.before_content()
             assistant.content = _text(item.content, f"{path}.content")

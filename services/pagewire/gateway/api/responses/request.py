@@ -114,6 +114,11 @@ class ResponsesRequest(GenerationFields):
     conversation: JsonValue = None
     metadata: JsonValue = None
 
+    @property
+    def max_tokens_name(self) -> str:
+        """What errors call the limit of the output."""
+        return "max_output_tokens"
+
     def given_max_tokens(self) -> int | None:
         """The limit of the output."""
         return self.max_output_tokens
@@ -170,7 +175,7 @@ class ResponsesRequest(GenerationFields):
         turns = turns_of(self.instructions, self.input)
         if not turns:
             raise invalid("input", "input is empty; give at least one item")
-        return Conversation(turns, options, reasoning)
+        return Conversation(turns, options, reasoning, input_field="input")
 
     def repeated(self, model: str) -> str:
         """The fields of the response that repeat the request, as JSON without braces."""
@@ -243,7 +248,6 @@ class ResponsesRequest(GenerationFields):
             served=served,
             limits=limits,
             max_tokens=self.max_output_tokens,
-            input_field="input",
             logprobs=self.top_logprobs or 0 if _LOGPROBS in (self.include or ()) else None,
         )
 

@@ -83,7 +83,7 @@ def test_reasoning_text_and_calls_that_follow_each_other_are_one_turn() -> None:
         {"role": "assistant", "content": "Done."},
         {"role": "assistant", "content": "Really."},
     )
-    calls = tuple(ToolCall(f"c{i}", "f", "{}", f"input[{i + 2}]") for i in (1, 2))
+    calls = tuple(ToolCall(f"c{i}", "f", "{}", f"input[{i + 2}].arguments") for i in (1, 2))
     assert found == [
         Turn("user", "Hi"),
         Turn("assistant", "I look.", tool_calls=calls, reasoning="hm"),

@@ -1,0 +1,16 @@
+"""Answers to requests that have failed."""
+
+from starlette.responses import JSONResponse
+from starlette.types import Scope
+
+from pagewire.gateway.api.messages.errors import error_body, is_messages_path, status_of
+from pagewire.gateway.errors import ApiError
+from pagewire.gateway.request_ids import answered_id
+
+
+def error_response(error: ApiError, scope: Scope) -> JSONResponse:
+    """The answer to a request that has failed, in the form of the API that its path belongs to."""
+    if is_messages_path(scope["path"]):
+        body = error_body(error, answered_id(scope.setdefault("state", {})))
+        return JSONResponse(body, status_of(error), headers=error.headers)
+    return error.response()
