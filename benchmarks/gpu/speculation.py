@@ -1,6 +1,6 @@
 """The gain of drafts on a GPU: decode steps with and without them, the output forced to a text.
 
-    python benchmarks/gpu/speculation.py --model DIR [--clients 1 8 64] [--output FILE.jsonl]
+    python benchmarks/gpu/speculation.py --model DIR [--clients 1 8 64] [--kinds chat] [--output F]
 
 DIR needs a config.json only: the weights are random. Each token is drawn as usual, then replaced by
 the next one of a text (`--forced-texts`): all work is done, and drafts are right as often as in
@@ -11,8 +11,10 @@ that text. Tokens are pieces of text: parts of names, numbers, signs. The texts 
 - `chat`: prose of this repository's documentation, continued
 - `new`: tokens at random, none of which can be guessed
 
-Rates are tokens a second from the first decode step until the first sequence is almost done, by one
-process that plans, submits and reads steps two ahead; without scheduler and HTTP.
+One process plans, submits and reads steps two ahead, without scheduler and HTTP. It has a backend
+that drafts and one that does not, with the same weights and KV pool. Outputs are cut into parts,
+and the two backends take turns part by part, so both have the same clock and temperature. A ratio
+is the median over all parts. The KV of prompts is zeros, as no token depends on it.
 """
 
 import argparse
@@ -28,6 +30,7 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -37,13 +40,17 @@ from pagewire.packing import Int32Array
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
 from pagewire.worker.protocol.steps.slots import Slots
 from pagewire.worker.protocol.steps.step import Start, Step, StepSampling
+from pagewire.worker.runtime import eager
 from pagewire.worker.runtime.graphs.backend import GraphBackend
 from pagewire.worker.startup.loading import load_worker
 
 PIECES = re.compile(r" ?[A-Z]?[a-z]+| ?[A-Z]+(?![a-z])| ?\d{1,3}|\n[ \t]*| ?[^\sA-Za-z\d]{1,3}|\s")
 TEXTS, PROMPT, OUTPUT = 64, 430, 460
 NONE = np.empty(0, np.int32)
+BLOCK = 16
 MEASURED = 0.9  # of an output, so that all sequences still decode
+PARTS = 8  # of an output
+STARTED = 8  # sequences that start in one step
 NAMES = [
     "Anna",
     "Boris",
@@ -175,13 +182,23 @@ def write_texts(path: Path, texts: list[Text]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-@dataclass(frozen=True)
-class Rate:
-    """The result of a run."""
+@dataclass
+class Part:
+    """Steps of one backend over a part of the outputs."""
 
-    tokens_per_second: float
-    tokens_per_row: float  # of a sequence in a step
-    step_ms: float
+    tokens: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
+
+    def __add__(self, other: "Part") -> "Part":
+        return Part(
+            self.tokens + other.tokens, self.steps + other.steps, self.seconds + other.seconds
+        )
 
 
 class Run:
@@ -192,42 +209,46 @@ class Run:
         self._slots = Slots(backend.limits, None, backend.row_costs)
         self._number = 0
         self._outputs: list[list[int]] = [[] for _ in texts]
+        self._decodes: Int32Array | None = np.arange(len(texts), dtype=np.int32)
+        starts = self._starts()
+        for at in range(0, len(starts), STARTED):
+            some = starts[at : at + STARTED]
+            slots = np.array([start.slot for start in some], np.int32)
+            fields = {"prefill_slots": slots, "prefill_counts": np.ones_like(slots)}
+            self._take(*self._step(decode_slots=NONE, starts=some, **fields))
 
-    def rate(self) -> Rate:
-        self._prefill()
-        pending = [self._step(decode_slots=np.arange(len(self._texts), dtype=np.int32))]
-        steps = tokens = 0
+    def advance(self, length: int) -> Part:
+        """Decodes until the longest output has `length` tokens or more."""
+        part = Part()
+        pending = [self._step(decode_slots=self._decodes)]
+        self._decodes = None  # as in the step before
         begin = time.perf_counter()
-        while max(map(len, self._outputs)) < MEASURED * OUTPUT:
+        while max(map(len, self._outputs)) < length:
             pending.append(self._step())
-            tokens += self._take(*pending.pop(0))
-            steps += 1
-        seconds = time.perf_counter() - begin
+            part.tokens += self._take(*pending.pop(0))
+            part.steps += 1
+        part.seconds = time.perf_counter() - begin
         self._take(*pending.pop(0))
         for output, text in zip(self._outputs, self._texts, strict=True):
             if output != text.output[: len(output)]:
                 sys.exit("an output is not its text")
-        each = tokens / steps / len(self._texts)
-        return Rate(tokens / seconds, each, seconds / steps * 1e3)
+        return part
 
-    def _prefill(self) -> None:
+    def _starts(self) -> tuple[Start, ...]:
         limits = self._backend.limits
         blocks = iter((1 + np.random.default_rng(0).permutation(limits.num_blocks - 1)).tolist())
-        for slot, text in enumerate(self._texts):
-            count = -(-(len(text.prompt) + OUTPUT) // limits.block_size)
-            start = Start(
+        return tuple(
+            Start(
                 slot=slot,
                 token_ids=np.array(text.prompt, np.int32),
                 num_generated=0,
-                num_computed=0,
-                blocks=np.array([next(blocks) for _ in range(count)], np.int32),
+                num_computed=len(text.prompt) - 1,
+                blocks=np.array([next(blocks) for _ in range(blocks_of(text))], np.int32),
                 sampling=StepSampling(),
                 max_new_tokens=OUTPUT,
             )
-            counts = np.array([len(text.prompt)], np.int32)
-            slots = np.array([slot], np.int32)
-            fields = {"starts": (start,), "prefill_slots": slots, "prefill_counts": counts}
-            self._take(*self._step(decode_slots=NONE, **fields))
+            for slot, text in enumerate(self._texts)
+        )
 
     def _step(self, decode_slots: Int32Array | None = None, **fields: Any) -> tuple:
         self._number += 1
@@ -253,22 +274,22 @@ class Run:
         return len(tokens)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64, 256])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
-    texts, most = all_texts(), max(options.clients)
+def blocks_of(text: Text) -> int:
+    """Blocks of a whole sequence."""
+    return -(-(len(text.prompt) + OUTPUT) // BLOCK)
+
+
+def load(model: str, texts: list[Text], clients: int) -> tuple[GraphBackend, GraphBackend]:
+    """A backend without drafts and one with them, of the same weights and KV pool."""
     with tempfile.TemporaryDirectory() as folder:
         forced = Path(folder, "texts.jsonl")
-        write_texts(forced, [text for some in texts.values() for text in some])
+        write_texts(forced, texts)
         config = WorkerConfig(
-            model=options.model,
+            model=model,
             load_format="dummy",
-            num_slots=most,
-            num_blocks=100 * most,
+            num_slots=clients,
+            block_size=BLOCK,
+            num_blocks=1 + clients * max(map(blocks_of, texts)),
             max_model_len=2048,
             speculate="suffix",
             forced_texts=str(forced),
@@ -277,31 +298,77 @@ def main() -> None:
     assert isinstance(drafting, GraphBackend)
     drafting.warm_up()
     limits = replace(drafting.limits, max_drafts=0, drafts_on_device=False)
-    plain = GraphBackend(drafting._decoder, limits, drafting._decoder.weights.embedding.dtype)
+    with patch.object(eager, "empty_cache", lambda *_: drafting._cache):
+        plain = GraphBackend(drafting._decoder, limits, drafting._decoder.weights.embedding.dtype)
     plain.dummy_run()
     plain.warm_up()
+    return plain, drafting
+
+
+def compare(
+    plain: GraphBackend, drafting: GraphBackend, texts: list[Text], parts: int
+) -> tuple[list[float], Part, Part]:
+    """The ratio of each of the first parts of the outputs, and the sums of both backends."""
+    ratios, sums = [], (Part(), Part())
+    runs = Run(plain, texts), Run(drafting, texts)
+    for number in range(parts):
+        length = round(MEASURED * OUTPUT * (number + 1) / PARTS)
+        order = (0, 1) if number % 2 else (1, 0)
+        done = {which: runs[which].advance(length) for which in order}
+        ratios.append(done[1].rate / done[0].rate)
+        sums = sums[0] + done[0], sums[1] + done[1]
+    return ratios, *sums
+
+
+def measure(
+    name: str,
+    plain: GraphBackend,
+    drafting: GraphBackend,
+    texts: dict[str, list[Text]],
+    clients: int,
+    rounds: int,
+) -> list[Figure]:
+    """Prints and returns the figures of all kinds of texts with so many clients."""
+    figures = []
+    for kind, some in texts.items():
+        ratios: list[float] = []
+        without, drafted = Part(), Part()
+        compare(plain, drafting, some[:1] * clients, 1)  # to warm up
+        for number in range(rounds):
+            chosen = [some[(number + i) % len(some)] for i in range(clients)]
+            found = compare(plain, drafting, chosen, PARTS)
+            ratios += found[0]
+            without, drafted = without + found[1], drafted + found[2]
+        ratio = statistics.median(ratios)
+        low, _, high = statistics.quantiles(ratios, n=4)
+        print(
+            f"{name} {clients:3d} {kind:5s} {ratio:.3f}x (quartiles {low:.3f}, {high:.3f}, "
+            f"{len(ratios)} parts; sums {drafted.rate / without.rate:.3f}x): "
+            f"{without.rate:.0f} and {drafted.rate:.0f} tok/s, "
+            f"{drafted.tokens / drafted.steps / clients:.2f} tokens a row, steps of "
+            f"{without.seconds / without.steps * 1e3:.2f} and "
+            f"{drafted.seconds / drafted.steps * 1e3:.2f} ms",
+            flush=True,
+        )
+        figures.append(Figure(f"{name}/{kind}/{clients}/ratio", ratio, "ratio"))
+        figures.append(Figure(f"{name}/{kind}/{clients}/rate", drafted.rate, "tok/s"))
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64, 256])
+    parser.add_argument("--kinds", nargs="+", default=["code", "json", "chat", "new"])
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    texts = {kind: some for kind, some in all_texts().items() if kind in options.kinds}
+    every = [text for some in texts.values() for text in some]
+    plain, drafting = load(options.model, every, max(options.clients))
     figures, name = [], Path(options.model).name
     for clients in options.clients:
-        for kind, some in texts.items():
-            chosen = [some[number % len(some)] for number in range(clients)]
-            ratios, found = [], {}
-            for number in range(-1, options.rounds):  # the first one warms up
-                backends = (plain, drafting) if number % 2 else (drafting, plain)
-                found = {backend: Run(backend, chosen).rate() for backend in backends}
-                if number >= 0:
-                    ratios.append(
-                        found[drafting].tokens_per_second / found[plain].tokens_per_second
-                    )
-            ratio, rate = statistics.median(ratios), found[drafting]
-            print(
-                f"{clients:3d} {kind:5s} {ratio:.3f}x ({min(ratios):.3f} to {max(ratios):.3f}): "
-                f"{found[plain].tokens_per_second:.0f} and {rate.tokens_per_second:.0f} tok/s, "
-                f"{rate.tokens_per_row:.2f} tokens a row, steps of {found[plain].step_ms:.2f} and "
-                f"{rate.step_ms:.2f} ms",
-                flush=True,
-            )
-            figures.append(Figure(f"{name}/{kind}/{clients}/ratio", ratio, "ratio"))
-            figures.append(Figure(f"{name}/{kind}/{clients}/rate", rate.tokens_per_second, "tok/s"))
+        figures += measure(name, plain, drafting, texts, clients, options.rounds)
     if options.output:
         write_rows(options.output, figures, command_line())
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,31 +66,49 @@ def drawn(generator: random.Random, length: int, number: int) -> Wanted:
     return Wanted((period * length)[:length], COUNT - number % 7, sampling)
 
 
-def requests() -> list[Wanted]:
+def requests(told: list[Answer] | None = None) -> list[Wanted]:
+    """The requests; every third one predicts an edited answer if all answers are `told`."""
     generator = random.Random(11)
-    return [drawn(generator, 3 + 29 * number, number) for number in range(42)]
+    made = [drawn(generator, 3 + 29 * number, number) for number in range(42)]
+    if told is None:
+        return made
+    return [
+        request if number % 3 else replace(request, prediction=edited(answer.tokens))
+        for number, (request, answer) in enumerate(zip(made, told, strict=True))
+    ]
 
 
-def run(folder: Path, speculate: str, **settings: Any) -> tuple[list[list[Answer]], float]:
-    """The answers alone, a few at a time, all at once, and preempted; and the accepted drafts."""
+def edited(tokens: list[int]) -> list[int]:
+    """The tokens with one replaced, some left out and some put in."""
+    return [*tokens[:12], 7, *tokens[13:20], *tokens[24:40], 8, 9, *tokens[40:]]
+
+
+def run(
+    folder: Path, speculate: str, told: list[Answer] | None = None, **settings: Any
+) -> tuple[list[list[Answer]], float, float]:
+    """The answers alone, a few at a time, all at once, and preempted.
+
+    Then how many drafts of the sequences' own tokens were right, and of the predictions.
+    """
     found: list[list[Answer]] = []
-    right = 0.0
+    right = predicted = 0.0
 
     async def on_a_worker() -> None:
-        nonlocal right
+        nonlocal right, predicted
         async with local_worker(folder, speculate=speculate, **SETTINGS | settings) as worker:
             draft_whenever_possible(worker)
             driver = StepDriver(worker.stream(), worker.limits)
-            wanted = requests()
+            wanted = requests(told)
             found.append(await answers(driver, wanted[:8], at_once=1))
             found.append(await answers(driver, wanted, at_once=6, run_ahead=3))
             found.append(await answers(driver, wanted, chunk=100))
             found.append(await preempted_answers(driver, wanted, 20))
             assert not worker.fatal
             right = worker.engine.metrics.drafts.value("suffix", "accepted")
+            predicted = worker.engine.metrics.drafts.value("prediction", "accepted")
 
     asyncio.run(on_a_worker())
-    return found, right
+    return found, right, predicted
 
 
 def draft_whenever_possible(worker: LocalWorker) -> None:
@@ -104,10 +123,11 @@ def draft_whenever_possible(worker: LocalWorker) -> None:
 def test_bits_are_those_without_drafts(tmp_path: Path, family: str, dtype: str, kv: str) -> None:
     save_model(tmp_path, family, **SIZES)
     settings = {"dtype": dtype, "kv_cache_dtype": kv, "batch_invariant": True}
-    want, none = run(tmp_path, "none", **settings)
-    got, right = run(tmp_path, "suffix", **settings)
-    assert none == 0
-    assert right > 500
+    want, *none = run(tmp_path, "none", **settings)
+    got, right, predicted = run(tmp_path, "suffix", want[2], **settings)
+    assert none == [0, 0]
+    assert right > 400
+    assert predicted > 100
     for ours, theirs in zip(got, want, strict=True):
         different = [i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b]
         assert different == []
@@ -116,7 +136,7 @@ def test_bits_are_those_without_drafts(tmp_path: Path, family: str, dtype: str, 
 def test_without_the_mode_answers_are_whole(tmp_path: Path) -> None:
     """Tokens may differ with the rows of a step. Each has its log probability, and none is lost."""
     save_model(tmp_path, "qwen3", **SIZES)
-    found, right = run(tmp_path, "suffix", dtype="bfloat16")
+    found, right, _ = run(tmp_path, "suffix", dtype="bfloat16")
     assert right > 500
     for answers_ in found:
         for request, answer in zip(requests(), answers_, strict=False):

@@ -12,6 +12,7 @@ import pytest
 from torch import Tensor
 
 from pagewire.models import resolve_model
+from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.protocol.backend import LoadedWorker, Outcome
 from pagewire.worker.protocol.speculation.row_choice import RowCosts
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
@@ -23,6 +24,7 @@ from support.drafted_sequences import (
     check_resumption,
     check_same,
     compute_rows_by_themselves,
+    sampling,
     sequences,
 )
 from support.models import host_graphs
@@ -84,15 +86,28 @@ def drafting(monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadedWorker], Loaded
 
 
 async def run(
-    adapt: Callable[[LoadedWorker], LoadedWorker], speculate: str, **cut: int
+    adapt: Callable[[LoadedWorker], LoadedWorker],
+    speculate: str,
+    predicted: list[Sequence] | None = None,
+    **cut: int,
 ) -> tuple[list[Sequence], float]:
-    """The sequences with their results, and how many drafts were right."""
+    """The sequences with their results, and how many drafts were right.
+
+    Those of `predicted` have had their outputs, which are now predictions with an edit.
+    """
     limits = {"num_blocks": 512, "max_model_len": 512}
     async with local_worker(FOLDER, adapt, speculate=speculate, **limits) as worker:
         ran = sequences(LENGTH)
+        for sequence, before in zip(ran, predicted or (), strict=predicted is not None):
+            sequence.prediction = edited(before.output)
         await StepDriver(worker.stream(), worker.limits).run(ran, **cut)
         assert worker.fatal == []
-        return ran, accepted(worker)
+        return ran, accepted(worker, "suffix" if predicted is None else "prediction")
+
+
+def edited(tokens: list[int]) -> list[int]:
+    """The tokens with one replaced, some left out and some put in."""
+    return [*tokens[:9], 7, *tokens[10:16], *tokens[20:30], 8, 9, *tokens[30:]]
 
 
 @pytest.mark.parametrize("cut", [{"run_ahead": 2}, {"run_ahead": 3, "chunk": 16}])
@@ -114,6 +129,43 @@ async def test_log_probabilities_have_the_same_bits_where_rows_do_not_depend_on_
     assert right > 50
     assert [s.output for s in got] == [s.output for s in want]
     assert [s.logprobs for s in got] == [s.logprobs for s in want]
+
+
+@pytest.mark.parametrize("cut", [{"run_ahead": 2}, {"run_ahead": 3, "chunk": 16}])
+async def test_predictions_change_no_bits(
+    monkeypatch: pytest.MonkeyPatch, cut: dict[str, int]
+) -> None:
+    compute_rows_by_themselves(monkeypatch)
+    want, _ = await run(with_host_graphs(monkeypatch), "none", **cut)
+    got, right = await run(drafting(monkeypatch), "suffix", predicted=want, **cut)
+    assert right > 70
+    assert [s.output for s in got] == [s.output for s in want]
+    assert [s.logprobs for s in got] == [s.logprobs for s in want]
+
+
+@pytest.mark.parametrize("way", [sampling(), sampling(temperature=0.7, seed=1)])
+async def test_a_prediction_takes_fewer_steps_and_is_counted(
+    monkeypatch: pytest.MonkeyPatch, way: pb.SlotSampling
+) -> None:
+    prompt = [40 + i * i % 900 for i in range(20)]
+    async with local_worker(FOLDER) as plain:
+        driver = StepDriver(plain.stream(), plain.limits)
+        (want,) = await driver.run([Sequence(prompt, LENGTH, sampling=way)])
+    adapt = drafting(monkeypatch)
+    async with local_worker(FOLDER, adapt, speculate="suffix", max_model_len=512) as worker:
+        # Drafts do not go beyond the reach of the driver's steps in flight.
+        for prediction, right, steps in ((want, 0.9, 8), (edited(want), 0.6, 20), ([3], 0, 50)):
+            driver = StepDriver(worker.stream(), worker.limits)
+            guided = Sequence(prompt, LENGTH, sampling=way, prediction=prediction)
+            assert await driver.run([guided]) == [want]
+            assert driver.accepted[pb.DRAFTER_PREDICTION] >= right * LENGTH - 4
+            assert driver.number <= steps
+        for known in (1, 20):
+            rest = Sequence(prompt + want[:known], LENGTH - known, known, way, prediction=want)
+            driver = StepDriver(worker.stream(), worker.limits)
+            assert await driver.run([rest]) == [want[known:]]
+            assert driver.accepted[pb.DRAFTER_PREDICTION] > 0.6 * (LENGTH - known)
+        assert worker.fatal == []
 
 
 async def test_a_sequence_goes_on_where_it_was_preempted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,8 @@ def drafts(rows: int) -> None:
 
     slots = meta(65, dtype=torch.int32)
     tokens, guesses = meta(65, 8208, dtype=torch.int32), meta(65, 15, dtype=torch.int32)
-    history = TokenHistory(tokens, slots, slots, guesses, slots)
+    predictions = meta(65, 4, dtype=torch.int32)
+    history = TokenHistory(tokens, slots, slots, guesses, slots, slots, predictions)
     inputs, tables = meta(6, rows, dtype=torch.int32), meta(65, 512, dtype=torch.int32)
     _, located = begin.begin_drafted(inputs, meta(128256, HIDDEN), history, tables)
     given = (located.indices, meta(rows, HIDDEN), located.slots, inputs[1], history, slots)

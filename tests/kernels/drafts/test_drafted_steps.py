@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+from types import ModuleType
+
+import numpy as np
 import pytest
 import torch
 
@@ -11,6 +16,7 @@ from pagewire.worker.ops.contract.drafts import TokenHistory
 from pagewire.worker.ops.contract.sampling import PENALIZED, Adjustments
 from pagewire.worker.ops.reference import drafts as reference
 from pagewire.worker.ops.triton.drafts import begin, end
+from pagewire.worker.protocol.speculation.prediction_drafter import PredictionDrafter
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SLOTS, LENGTH, VOCAB, HIDDEN, MAX_BLOCKS = 9, 160, 40, 64, 16
@@ -37,7 +43,20 @@ def history(most: int, generator: torch.Generator) -> TokenHistory:
         limits=limits,
         guesses=below(3, SLOTS, most),
         guessed=most * below(4, SLOTS).clamp(max=1),
+        drafters=below(2, SLOTS),
+        predictions=predictions(generator),
     )
+
+
+def predictions(generator: torch.Generator) -> torch.Tensor:
+    """Of half of the sequences; in step and out of step. Some end, and some give up the place."""
+    made = torch.zeros(SLOTS, 4, dtype=torch.int32)
+    for slot in range(0, PADDING, 2):
+        predicted = int(torch.randint(1, 90, (), generator=generator))
+        reached = int(torch.randint(-1, predicted + 1, (), generator=generator))
+        edit = int(torch.randint(0, predicted, (), generator=generator))
+        made[slot] = torch.tensor([predicted, reached, edit, slot if reached >= 0 else 0])
+    return made.to(DEVICE)
 
 
 def copied(held: TokenHistory) -> TokenHistory:
@@ -47,11 +66,18 @@ def copied(held: TokenHistory) -> TokenHistory:
 def same(one: TokenHistory, other: TokenHistory) -> None:
     assert torch.equal(one.positions, other.positions)
     assert torch.equal(one.guessed, other.guessed)
+    given_up = other.predictions[:, :1] == 0  # nothing else is said of these
+    assert torch.equal(one.predictions[:, 0], other.predictions[:, 0])
+    assert torch.equal(
+        one.predictions.masked_fill(given_up, 0)[:-1],
+        other.predictions.masked_fill(given_up, 0)[:-1],
+    )
+    assert torch.equal(one.drafters[:-1], other.drafters[:-1])
     for slot in range(len(one.positions) - 1):
         known = int(one.positions[slot]) + 1
         assert torch.equal(one.tokens[slot, :known], other.tokens[slot, :known])
-        if one.guessed[slot]:
-            assert torch.equal(one.guesses[slot], other.guesses[slot])
+        guessed = int(one.guessed[slot])
+        assert torch.equal(one.guesses[slot, :guessed], other.guesses[slot, :guessed])
 
 
 def inputs(most: int, generator: torch.Generator) -> torch.Tensor:
@@ -98,7 +124,7 @@ def test_begin_drafted(most: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("most", [1, 3, 7, 15])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(4))
 def test_end_drafted(most: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     held, given = history(most, generator), inputs(most, generator)
@@ -106,6 +132,9 @@ def test_end_drafted(most: int, seed: int) -> None:
     tables = torch.zeros(SLOTS, MAX_BLOCKS, dtype=torch.int32, device=DEVICE)
     _, rows = reference.begin_drafted(given, embedding, held, tables)
     places = given[contract.PLACES]
+    in_step = (held.predictions[:, contract.REACHED] >= 0) & (held.guessed > 0)
+    for slot in in_step.nonzero()[:, 0].tolist():
+        guess_from_prediction(held, slot)
     # Most guesses are right.
     after = held.guesses[given[contract.SLOTS].long(), places.clamp(max=most - 1).long()]
     drawn = torch.where(torch.rand(len(places), generator=generator).to(DEVICE) < 0.8, after, 3)
@@ -124,17 +153,43 @@ def test_end_drafted(most: int, seed: int) -> None:
     assert held.guessed[:PADDING].any(), "some end has come before"
 
 
-def one_sequence(tokens: list[int], most: int) -> TokenHistory:
-    """The history of slot 0."""
+def guess_from_prediction(held: TokenHistory, slot: int) -> None:
+    """As in a step before: the guesses are those at the place that the output has reached."""
+    predicted, reached = held.predictions[slot, :2].tolist()
+    guesses = held.tokens[slot, LENGTH - predicted + reached :][: held.guesses.shape[1]]
+    held.guesses[slot, : len(guesses)] = guesses
+    held.guessed[slot] = len(guesses)
+
+
+def one_sequence(
+    tokens: list[int], most: int, prediction: Sequence[int] = (), generated: int = 0
+) -> TokenHistory:
+    """The history of slot 0; the last `generated` of `tokens` are of the output."""
     held = TokenHistory(
         tokens=torch.full((2, LENGTH), -5, dtype=torch.int32, device=DEVICE),
         positions=ints([len(tokens) - 1, 0]),
         limits=ints([1000, 0]),
         guesses=torch.full((2, most), -7, dtype=torch.int32, device=DEVICE),
         guessed=ints([0, 0]),
+        drafters=ints([0, 0]),
+        predictions=ints([[0] * 4] * 2),
     )
     held.tokens[0, : len(tokens)] = ints(tokens)
+    if prediction:
+        held.tokens[0, LENGTH - len(prediction) :] = ints(list(prediction))
+        reached = contract.OUT_OF_STEP if generated else 0
+        edit = min(generated, len(prediction))
+        held.predictions[0] = ints([len(prediction), reached, edit, 0])
     return held
+
+
+def take(drafts: ModuleType, held: TokenHistory, tokens: list[int]) -> list[int]:
+    """The sequence draws tokens, its guesses among them; returns what it guesses next."""
+    rows = ints([0] * len(tokens))
+    hidden, places = torch.zeros(len(tokens), HIDDEN, device=DEVICE), ints(list(range(len(tokens))))
+    held.guesses[0, : len(tokens) - 1] = ints(tokens[:-1])
+    drafts.end_drafted(ints(tokens), hidden, rows, places, held, ints([0, 0]))
+    return held.guesses[0, : int(held.guessed[0])].tolist()
 
 
 @pytest.mark.parametrize(
@@ -163,6 +218,88 @@ def test_guesses_are_what_followed(
             assert held.guesses[0].tolist() == guesses
 
 
+TEXT = [20, 21, 22, 23, 24, 25, 26, 27, 28, 29]
+
+
+@pytest.mark.parametrize("drafts", [reference, end])
+def test_guesses_are_those_of_the_prediction_while_the_output_is_in_step(
+    drafts: ModuleType,
+) -> None:
+    held = one_sequence([20, 30, 31], 4, TEXT)  # the prompt says something else behind 20
+    assert take(drafts, held, [20]) == [21, 22, 23, 24]
+    assert take(drafts, held, [21, 22, 23]) == [24, 25, 26, 27]
+    assert held.drafters[0] == contract.PREDICTION
+    assert take(drafts, held, [24, 25, 26, 27]) == [28, 29]
+    # Behind its end the guesses are those of the sequence's own tokens.
+    assert take(drafts, held, [28, 29]) == []
+    assert take(drafts, held, [20]) == [21, 22, 23, 24]
+    assert held.drafters[0] == contract.SUFFIX
+
+
+@pytest.mark.parametrize("drafts", [reference, end])
+def test_an_output_is_in_step_again_behind_an_edit(drafts: ModuleType) -> None:
+    held = one_sequence([1], 3, [*TEXT, 40, 41, 42, 43, 44, 45])
+    assert take(drafts, held, [20]) == [21, 22, 23]
+    assert take(drafts, held, [21, 22, 5]) == []  # of three tokens, the last is another one
+    assert held.predictions[0].tolist() == [16, contract.OUT_OF_STEP, 3, 0]
+    assert take(drafts, held, [24]) == [25, 26, 27]  # near the edit one token is enough
+    assert take(drafts, held, [25, 26, 27]) == [28, 29, 40]
+    assert take(drafts, held, [6]) == []
+    assert held.predictions[0, contract.EDIT] == 8
+    assert take(drafts, held, [20]) == [21, 22, 5]  # before the edit it is not
+    assert held.drafters[0] == contract.SUFFIX
+    assert take(drafts, held, [21]) == [22, 5, 24]
+    assert take(drafts, held, [22]) == [23, 24, 25]  # unless three are equal
+    assert held.drafters[0] == contract.PREDICTION
+
+
+@pytest.mark.parametrize("drafts", [reference, end])
+def test_an_output_that_goes_on_finds_its_place(drafts: ModuleType) -> None:
+    held = one_sequence([1, *TEXT[:5]], 3, TEXT, generated=5)
+    assert take(drafts, held, [25]) == [26, 27, 28]
+    assert held.drafters[0] == contract.PREDICTION
+
+
+@pytest.mark.parametrize("drafts", [reference, end])
+def test_a_sequence_takes_the_place_of_its_prediction(drafts: ModuleType) -> None:
+    text = [7 + i % 19 for i in range(90)]
+    held = one_sequence([1], 7, text)
+    for at in range(69):
+        assert take(drafts, held, [text[at]]) == text[at + 1 : at + 8]
+        assert held.drafters[0] == contract.PREDICTION
+    take(drafts, held, [text[69]])
+    assert held.predictions[0, contract.PREDICTED] == 0
+    assert held.drafters[0] == contract.SUFFIX
+    assert held.tokens[0, :71].tolist() == [1, *text[:70]]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_places_are_those_of_the_drafter_of_a_cpu(seed: int) -> None:
+    """The prompt has no token of the prediction: on a CPU only the output is compared."""
+    generator = random.Random(seed)
+    kinds = generator.choice([3, 6, 30])
+    text = [generator.randrange(100, 100 + kinds) for _ in range(60)]
+    held = one_sequence([1, 2, 3], 4, text)
+    other = PredictionDrafter(np.array(text, np.int32), np.empty(0, np.int32))
+    at = predicted = 0
+    while int(held.positions[0]) < 90:
+        step = []
+        for _ in range(generator.randrange(1, 4)):
+            if generator.random() < 0.15:  # an edit
+                at += generator.randrange(-2, 5)
+                step.append(generator.randrange(100, 100 + kinds))
+            else:
+                step.append(text[at % len(text)])
+                at += 1
+        guesses = take(reference, held, step)
+        other.extend(step)
+        assert other.ready == bool(held.drafters[0] == contract.PREDICTION)
+        if other.ready:
+            assert guesses == other.draft(4).tolist()
+            predicted += 1
+    assert predicted > 10
+
+
 def test_the_search_takes_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(end, "TILE", 16)
     generator = torch.Generator().manual_seed(5)
@@ -170,7 +307,8 @@ def test_the_search_takes_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None
     for _ in range(20):
         length = int(torch.randint(1, 100, (), generator=generator))
         tokens = torch.randint(0, 3, (length,), generator=generator).tolist()
-        held = one_sequence(tokens, 7)
+        predicted = torch.randint(0, 3, (length % 40,), generator=generator).tolist()
+        held = one_sequence(tokens, 7, predicted, generated=length % 2)
         ours = copied(held)
         arguments = (ints([1]), torch.zeros(1, HIDDEN, device=DEVICE), ints([0]), ints([0]))
         reference.end_drafted(*arguments, held, ints([0, 0]))
@@ -190,7 +328,7 @@ def test_tokens_of_sequences_with_penalties_are_counted(drafts: object) -> None:
         hidden = torch.full((1, HIDDEN), value, device=DEVICE)
         arguments = (ints([token]), hidden, ints([0]), ints([0]))
         out = drafts.end_drafted(*arguments, held, ints([0, 0]), adjustments)  # type: ignore[attr-defined]
-    assert out[:, 0].tolist() == [step.FAILED, 1, 0, 0]
+    assert out[:, 0].tolist() == [step.FAILED, 1, 0, 0, contract.SUFFIX]
     assert held.tokens[0, 3:6].tolist() == [7, 7, 0], "a failed row leaves token 0"
     assert counts[0, 7] == 2
     assert counts.count_nonzero() == 1

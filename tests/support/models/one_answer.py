@@ -35,9 +35,12 @@ class Wanted:
     sampling: pb.SlotSampling = field(
         default_factory=lambda: pb.SlotSampling(top_p=1.0, logprobs=1)
     )
+    prediction: list[int] = field(default_factory=list)
 
     def sequence(self) -> Sequence:
-        return Sequence(list(self.prompt), self.count, sampling=self.sampling)
+        return Sequence(
+            list(self.prompt), self.count, sampling=self.sampling, prediction=self.prediction
+        )
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ async def preempted_answers(
             request.count - after,
             generated=after,
             sampling=request.sampling,
+            prediction=request.prediction,
         )
         for request, begun in zip(wanted, first, strict=True)
     ]

@@ -50,8 +50,10 @@ class Outcome:
     # [rows], of a plan with drafts: the rows whose inputs are the tokens of the output. The tokens
     # of the other rows have no meaning. The backend has handed the tokens on to the plan's masks.
     taken: NDArray[np.bool_] | None = None
-    # [sequences that sample], the drafts of each, of a device that may have had fewer than planned.
+    # [sequences that sample], the drafts of each, of a device that may have had fewer than planned,
+    # and the Drafter (worker.proto) that made them.
     drafted: Int32Array | None = None
+    drafters: Int32Array | None = None
     # Of a device that drafts, for each sampling sequence: whether its first guess, computed or not,
     # was its next token.
     right: NDArray[np.bool_] | None = None

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pagewire.errors import Code, RequestError
 from pagewire.lifecycle.watchdog import Watched
@@ -165,7 +166,7 @@ class StepExecutor:
             if outcome.taken is not None:
                 of = TakenRows.of(planned.plan, outcome.taken, tokens, scores, rows)
                 slots, tokens, scores = of.slots, of.tokens, of.logprobs
-                report = DraftReport.of(planned.plan, outcome.taken, outcome.drafted)
+                report = _draft_report(planned.plan, outcome, outcome.taken)
                 drafts = report.fields(rows)
                 rows, counts = of.rows, of.counts
             tokens = np.where(session.slots.failed(slots), np.int32(-1), tokens)
@@ -223,7 +224,7 @@ class StepExecutor:
         drafts = 0
         if outcome.taken is not None:
             drafts = plan.num_drafts
-            report = DraftReport.of(plan, outcome.taken, outcome.drafted)
+            report = _draft_report(plan, outcome, outcome.taken)
             metrics.drafts.count(report.drafters, report.drafted, report.accepted)
         metrics.steps.inc()
         metrics.decode_tokens.inc(plan.num_decodes)
@@ -232,6 +233,10 @@ class StepExecutor:
         metrics.slots_in_use.set(
             plan.num_decodes - drafts + (0 if plan.chunks is None else len(plan.chunks.slots))
         )
+
+
+def _draft_report(plan: DevicePlan, outcome: Outcome, taken: NDArray[np.bool_]) -> DraftReport:
+    return DraftReport.of(plan, taken, outcome.drafted, outcome.drafters)
 
 
 def _fail_all(session: Session, plan: DevicePlan, message: str) -> list[SlotFailure]:

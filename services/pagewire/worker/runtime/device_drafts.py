@@ -5,8 +5,9 @@ import torch
 from torch import Tensor
 
 from pagewire.limits import INT32_MAX
+from pagewire.packing import Int32Array
 from pagewire.worker.model.kv_cache import lazy_zeros
-from pagewire.worker.ops.contract.drafts import TokenHistory
+from pagewire.worker.ops.contract.drafts import MAX_PREDICTED, OUT_OF_STEP, TokenHistory
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.step import Start
 from pagewire.worker.runtime.upload import upload
@@ -30,28 +31,51 @@ def token_history(limits: Limits, device: torch.device) -> TokenHistory:
         limits=zeros(),
         guesses=zeros(limits.max_drafts),
         guessed=zeros(),
+        drafters=zeros(),
+        predictions=zeros(4),
     )
 
 
 def start_histories(
     history: TokenHistory, sequences: tuple[Start, ...], max_model_len: int
 ) -> None:
-    """Puts the known tokens of sequences into their slots."""
+    """Puts the known tokens and the predictions of sequences into their slots."""
     if not sequences:
         return
-    slots, positions, limits, tokens = upload(
+    width = history.tokens.shape[1]
+    predictions = [_prediction(start, width) for start in sequences]
+    slots, positions, limits, states, tokens, predicted = upload(
         history.tokens.device,
         np.array([start.slot for start in sequences], np.int32),
         np.array([len(start.token_ids) - 1 for start in sequences], np.int32),
         np.array([last_position(start, max_model_len) for start in sequences], np.int32),
+        np.concatenate([_state(*each) for each in zip(sequences, predictions, strict=True)]),
         np.concatenate([start.token_ids for start in sequences]),
+        np.concatenate(predictions),
     )
     history.positions[slots] = positions
     history.limits[slots] = limits
     history.guessed[slots] = 0
+    history.predictions[slots] = states.view(len(sequences), -1)
     lengths = [len(start.token_ids) for start in sequences]
     for start, known in zip(sequences, tokens.split(lengths), strict=True):
         history.tokens[start.slot, : len(known)] = known
+    guesses = predicted.split([len(each) for each in predictions])
+    for start, guess in zip(sequences, guesses, strict=True):
+        if len(guess):
+            history.tokens[start.slot, width - len(guess) :] = guess
+
+
+def _prediction(start: Start, width: int) -> Int32Array:
+    """The part of a prediction that fits behind the known tokens of a row `[width]`."""
+    return start.prediction[: max(0, min(width - len(start.token_ids), MAX_PREDICTED - 1))]
+
+
+def _state(start: Start, prediction: Int32Array) -> Int32Array:
+    """The state of a prediction `[4]`: an output that goes on may be in step with any part."""
+    generated = start.num_generated
+    reached = OUT_OF_STEP if generated else 0
+    return np.array([len(prediction), reached, min(generated, len(prediction)), 0], np.int32)
 
 
 def last_position(start: Start, max_model_len: int) -> int:

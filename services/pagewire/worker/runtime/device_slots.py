@@ -135,7 +135,7 @@ class DeviceSlots:
             filtered: see `DevicePlan`.
 
         Returns:
-            `[4, rows]` int32, see `end_drafted`.
+            `[5, rows]` int32, see `end_drafted`.
         """
         assert self.history is not None
         state = ops.gather_sampling(self.sampling, rows.slots, rows.indices)

@@ -95,8 +95,9 @@ def test_the_report_names_the_rows_of_the_answer(plan: DevicePlan, failed: bool)
 
 def test_a_device_may_have_had_fewer_drafts_than_rows(plan: DevicePlan) -> None:
     taken = np.array([1, 1, 0, 1, 1, 0, 1], np.bool_)
-    report = DraftReport.of(replace(plan, drafters=None), taken, ints(1, 0, 0, 0))
+    made_by = ints(pb.DRAFTER_PREDICTION, pb.DRAFTER_SUFFIX, 0, 0)
+    report = DraftReport.of(replace(plan, drafters=None), taken, ints(1, 0, 0, 0), made_by)
     assert report.sequences.tolist() == [0]
     assert report.drafted.tolist() == [1]
     assert report.accepted.tolist() == [1]
-    assert report.drafters.tolist() == [pb.DRAFTER_SUFFIX]
+    assert report.drafters.tolist() == [pb.DRAFTER_PREDICTION]

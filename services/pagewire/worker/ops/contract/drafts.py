@@ -3,6 +3,7 @@
 A sequence has one row or several in such a step. The first computes its last token, the others
 guesses of the tokens behind it, one position after the other. What the host does not know when it
 queues the step is in `TokenHistory`: the positions, the guesses, and the tokens they come from.
+These are the sequence's own tokens, and its prediction: the client's guess of the whole output.
 """
 
 from __future__ import annotations
@@ -20,11 +21,24 @@ from pagewire.worker.ops.contract.sampling import Adjustments
 SLOTS, PLACES, OFFSETS = range(3)
 
 # Rows of the result of a step, each `[rows]` int32; see `end_drafted`.
-TOKENS, COUNTS, DRAFTED, RIGHT = range(4)
-NUM_RESULTS = 4
+TOKENS, COUNTS, DRAFTED, RIGHT, DRAFTERS = range(5)
+NUM_RESULTS = 5
+
+# What guesses were made from: the sequence's own tokens, or its prediction.
+SUFFIX, PREDICTION = range(2)
+
+# Columns of `TokenHistory.predictions`.
+PREDICTED, REACHED, EDIT, RUN = range(4)
+OUT_OF_STEP = -1  # as REACHED
 
 # The most tokens at the end of a sequence that are compared with earlier ones.
 LONGEST_MATCH = 24
+# So many tokens in a row of a prediction are sure to be no coincidence. So many tokens behind an
+# edit, a single equal one is enough.
+SURE_MATCH = 3
+NEAR_EDIT = 12
+# Places in a prediction are less.
+MAX_PREDICTED = 1 << 24
 
 # The token of a sequence that has had all its tokens before. FAILED is -1.
 ENDED = -2
@@ -37,11 +51,16 @@ class TokenHistory:
     The last row is that of padding: its limit is 0, so it has no rows.
 
     Attributes:
-        tokens: `[slots, length]`, the known tokens, from position 0 to `positions`.
+        tokens: `[slots, length]`, the known tokens, from position 0 to `positions`. The prediction
+            is at the end of the row, until the sequence needs the place.
         positions: `[slots]`, the position of the last known token, which the next row computes.
         limits: `[slots]`, the position of the last token that the sequence may get.
         guesses: `[slots, most]`, the tokens that may come next.
-        guessed: `[slots]`, how many guesses there are: none or `most`.
+        guessed: `[slots]`, how many guesses there are.
+        drafters: `[slots]`, what they were made from.
+        predictions: `[slots, 4]`: how many tokens the prediction has, 0 for none; the place in it
+            of the next token of the output, or OUT_OF_STEP; the place at which the output left it
+            last; and how many tokens before that of the next one were right without a gap.
     """
 
     tokens: Tensor
@@ -49,6 +68,8 @@ class TokenHistory:
     limits: Tensor
     guesses: Tensor
     guessed: Tensor
+    drafters: Tensor
+    predictions: Tensor
 
     def locate(self, slots: Tensor, places: Tensor, offsets: Tensor) -> LocatedRows:
         """Where rows are, as `begin_drafted` says; for steps that begin in another way.
@@ -119,9 +140,14 @@ class DraftOps(Protocol):
         A sequence gets the token of its first row, and that of each row whose guess is the token
         drawn before it and whose `hidden` is finite, up to the first row that is not so.
 
-        The guesses are what followed the latest of the longest earlier occurrences of its last
-        tokens, of which LONGEST_MATCH are compared; there are none if its last token is new. If
-        fewer than `most` followed, they repeat.
+        The guesses are the next tokens of its prediction, if its output is in step with it. After
+        an edit it is in step again behind the longest match of its last tokens with SURE_MATCH
+        tokens or more, or else with one or more if the next place is 1 to NEAR_EDIT tokens behind
+        the place of the edit. Of several it is the first one behind that place, or else the last.
+
+        Otherwise the guesses are what followed the latest of the longest earlier occurrences of
+        the last tokens, of which LONGEST_MATCH are compared; there are none if the last token is
+        new. If fewer than `most` followed, they repeat.
 
         Args:
             tokens: `[rows]` int32, as drawn.
@@ -134,9 +160,9 @@ class DraftOps(Protocol):
                 counts. Such a sequence has one row. None promises that no row has penalties.
 
         Returns:
-            `[4, rows]` int32. For all rows the token. For those of place 0 the number of tokens
+            `[5, rows]` int32. For all rows the token. For those of place 0 the number of tokens
             that the sequence got, 1 for one that failed or had ended; the number of its guesses
-            that were computed; whether its first guess, computed or not, was its next token. A row
-            of place 0 has the token FAILED where `hidden` is not finite, and ENDED where it was not
-            computed.
+            that were computed; whether its first guess, computed or not, was its next token; and
+            what these guesses were made from. A row of place 0 has the token FAILED where `hidden`
+            is not finite, and ENDED where it was not computed.
         """

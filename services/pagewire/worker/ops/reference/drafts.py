@@ -8,13 +8,19 @@ from torch import Tensor
 from pagewire.worker.ops.contract.drafts import (
     COUNTS,
     DRAFTED,
+    DRAFTERS,
     ENDED,
     LONGEST_MATCH,
+    NEAR_EDIT,
     NUM_RESULTS,
     OFFSETS,
+    OUT_OF_STEP,
     PLACES,
+    PREDICTION,
     RIGHT,
     SLOTS,
+    SUFFIX,
+    SURE_MATCH,
     TOKENS,
     LocatedRows,
     TokenHistory,
@@ -65,6 +71,7 @@ def end_drafted(
         guesses = history.guesses[slot].tolist()
         right = history.guessed[slot] > 0 and guesses[0] == drawn[row] and finite[row]
         out[DRAFTED, row], out[RIGHT, row] = computed, int(right)
+        out[DRAFTERS, row] = history.drafters[slot]
         count = 1
         while (
             finite[row]
@@ -83,24 +90,71 @@ def end_drafted(
             out[TOKENS, row] = FAILED
         elif adjustments is not None:
             count_tokens(tokens[row : row + 1], slots[row : row + 1], adjustments)
-        guess(history, slot)
+        if not _guess_from_prediction(history, slot, kept):
+            _guess_from_tokens(history, slot)
     return out
 
 
-def guess(history: TokenHistory, slot: int) -> None:
+def _guess_from_tokens(history: TokenHistory, slot: int) -> None:
     """Guess the next tokens of one sequence from its tokens."""
     known = history.tokens[slot, : int(history.positions[slot]) + 1]
     most, length = history.guesses.shape[1], len(known)
-    ends = torch.arange(length - 1, device=known.device)  # of earlier occurrences
-    matched = torch.zeros_like(ends)
-    equal = torch.ones_like(ends, dtype=torch.bool)
-    for back in range(min(LONGEST_MATCH, length - 1)):
-        equal &= (ends >= back) & (known[(ends - back).clamp(min=0)] == known[length - 1 - back])
-        matched += equal
-    history.guessed[slot] = 0
+    history.guessed[slot], history.drafters[slot] = 0, SUFFIX
+    matched = _matched(known[:-1], known)
     if length < 2 or matched.max() == 0:
         return
-    begin = int(ends[matched == matched.max()].max()) + 1
+    begin = int((matched == matched.max()).nonzero().max()) + 1
     followed = torch.arange(most, device=known.device) % (length - begin)
     history.guesses[slot] = known[begin + followed]
     history.guessed[slot] = most
+
+
+def _guess_from_prediction(history: TokenHistory, slot: int, kept: Tensor) -> bool:
+    """The same from its prediction, after it has got the tokens `kept [n]`; False if it cannot."""
+    known = history.tokens[slot, : int(history.positions[slot]) + 1]
+    most, width = history.guesses.shape[1], history.tokens.shape[1]
+    predicted, reached, edit, run = history.predictions[slot].tolist()
+    if len(known) > width - predicted:
+        predicted = 0  # the sequence needs the place
+    prediction = history.tokens[slot, width - predicted :]
+    if predicted and reached != OUT_OF_STEP:
+        ahead = prediction[reached : reached + len(kept)]
+        wrong = (ahead != kept[: len(ahead)]).nonzero()
+        right = int(wrong[0]) if len(wrong) else len(ahead)
+        run, reached = run + right, reached + right
+        if right < len(kept):
+            # A wrong guess of the place does not move the place of the edit.
+            edit = reached if run >= SURE_MATCH else edit
+            reached, run = OUT_OF_STEP, 0
+    if predicted and reached == OUT_OF_STEP:
+        reached = _place_in_step(prediction, known, edit)
+    history.predictions[slot] = torch.tensor([predicted, reached, edit, run])
+    if not predicted or not 0 <= reached < predicted:
+        return False
+    guesses = prediction[reached : reached + most]
+    history.guesses[slot, : len(guesses)] = guesses
+    history.guessed[slot], history.drafters[slot] = len(guesses), PREDICTION
+    return True
+
+
+def _place_in_step(prediction: Tensor, known: Tensor, edit: int) -> int:
+    """The place behind the best match of the end of `known`; see `end_drafted`."""
+    best = (0, False, 0)
+    for end, matched in enumerate(_matched(prediction, known).tolist()):
+        place = end + 1
+        near = edit < place <= edit + NEAR_EDIT
+        if matched >= SURE_MATCH or (matched and near):
+            behind = place > edit
+            best = max(best, (matched, behind, -place if behind else place))
+    return abs(best[2]) if best[0] else OUT_OF_STEP
+
+
+def _matched(tokens: Tensor, known: Tensor) -> Tensor:
+    """For each place of `tokens [n]`, how many up to there are equal to the last of `known`."""
+    ends = torch.arange(len(tokens), device=tokens.device)
+    matched = torch.zeros_like(ends)
+    equal = torch.ones_like(ends, dtype=torch.bool)
+    for back in range(min(LONGEST_MATCH, len(known), len(tokens))):
+        equal &= (ends >= back) & (tokens[(ends - back).clamp(min=0)] == known[-1 - back])
+        matched += equal
+    return matched

@@ -21,8 +21,9 @@ from pagewire.worker.protocol.steps.step import Start
 
 # A result counts as much as all that come after the next four.
 MEMORY = 0.8
-# Before the first results: so many drafts, of which so many were right.
-TRIED_BEFORE, RIGHT_BEFORE = 2.0, 1.0
+# Before the first results: so many drafts, of which this part was right. A client knows its text.
+TRIED_BEFORE = 2.0
+RIGHT_BEFORE, PREDICTED_BEFORE = 0.5, 0.9
 # With more sequences the drafts are chosen again after so many steps only.
 FEW_SEQUENCES = 16
 STEPS_UNCHANGED = 8
@@ -66,7 +67,9 @@ class DeviceDrafts:
         self._longest[slot] = min(known - 1 + more, self._limits.max_model_len)
         self._ahead[slot] = 0
         self._independent[slot] = start.constraint is None and not start.sampling.penalized
-        self._tried[slot], self._right[slot] = TRIED_BEFORE, RIGHT_BEFORE
+        self._tried[slot] = TRIED_BEFORE
+        right = PREDICTED_BEFORE if len(start.prediction) else RIGHT_BEFORE
+        self._right[slot] = TRIED_BEFORE * right
 
     def ended(self, slots: Int32Array, generated: Int32Array) -> NDArray[np.bool_]:
         """Which of `slots [n]` surely have had all their tokens.

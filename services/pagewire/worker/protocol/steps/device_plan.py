@@ -120,7 +120,7 @@ class DevicePlan:
     # knows the true ones.
     drafts: Int32Array | None = None
     # [sequences that sample], of a plan with drafts: the Drafter (worker.proto) of each one's.
-    # None: all are of the sequences' own tokens.
+    # None: the outcome says it.
     drafters: Int32Array | None = None
 
     @property

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewire.packing import Int32Array, pack
-from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.protocol.speculation.sequence_drafts import FROM_DEVICE, NO_DRAFTER
 from pagewire.worker.protocol.steps.device_plan import NO_DRAFT, DevicePlan
 from pagewire.worker.protocol.steps.logprob_rows import LogprobRows, Logprobs
@@ -29,8 +28,7 @@ def with_drafts(plan: DevicePlan, drafts: list[Int32Array], drafters: list[int])
 def with_device_drafts(plan: DevicePlan, lengths: Int32Array) -> DevicePlan:
     """The plan with so many drafts of each decode row `[decodes]`, which the device guesses."""
     drafts = [np.full(lengths.sum(), FROM_DEVICE, np.int32)]
-    drafters = np.full(len(lengths), pb.DRAFTER_SUFFIX, np.int32)
-    return _with_rows(plan, 1 + lengths, drafts, drafters)
+    return replace(_with_rows(plan, 1 + lengths, drafts, np.zeros_like(lengths)), drafters=None)
 
 
 def _with_rows(
@@ -129,15 +127,19 @@ class DraftReport:
 
     @classmethod
     def of(
-        cls, plan: DevicePlan, taken: NDArray[np.bool_], drafted: Int32Array | None = None
+        cls,
+        plan: DevicePlan,
+        taken: NDArray[np.bool_],
+        drafted: Int32Array | None = None,
+        drafters: Int32Array | None = None,
     ) -> "DraftReport":
-        """Of a plan with drafts whose rows are `taken [rows]`; `drafted` as in `Outcome`."""
+        """Of a plan with drafts whose rows are `taken [rows]`; the others as in `Outcome`."""
         if drafted is None:
             rows = np.diff(first_rows(plan), append=len(plan.sample_slots))
             drafted = rows.astype(np.int32) - np.int32(1)
-        drafters = plan.drafters
         if drafters is None:
-            drafters = np.full(len(drafted), pb.DRAFTER_SUFFIX, np.int32)
+            drafters = plan.drafters
+        assert drafters is not None
         sequences = drafted.nonzero()[0]
         right = taken_counts(plan, taken)[sequences] - np.int32(1)
         return cls(sequences, drafters[sequences], drafted[sequences], right)

@@ -166,7 +166,7 @@ class GraphBackend(EagerBackend):
     def _sampled(self, plan: DevicePlan, launched: CapturedStep | None) -> tuple[Tensor, Tensor]:
         """The tokens `[rows]` int32 of a step, and the model's logits of its rows or of more.
 
-        The next step overwrites them. With a history, the results `[4, rows or more]` instead.
+        The next step overwrites them. With a history, the results `[5, rows or more]` instead.
         """
         if launched is None:
             nothing = self._inputs[:0]
@@ -242,7 +242,7 @@ class GraphBackend(EagerBackend):
     def _decode(self, rows: int, filtered: bool | None, shared: bool) -> Tensor:
         """A whole decode step, from the slots' last tokens to the next ones, `[rows]` int32.
 
-        With a history it gives the results `[4, rows]`. With `filtered` None it ends with the
+        With a history it gives the results `[5, rows]`. With `filtered` None it ends with the
         logits, and returns the input of the head.
         """
         ops, state, inputs = self._decoder.ops, self._slots, self._rows(rows)

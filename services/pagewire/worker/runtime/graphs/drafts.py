@@ -6,17 +6,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewire.packing import Int32Array
-from pagewire.worker.ops.contract.drafts import COUNTS, DRAFTED, RIGHT, TOKENS
+from pagewire.v1 import worker_pb2 as pb
+from pagewire.worker.ops.contract.drafts import COUNTS, DRAFTED, DRAFTERS, RIGHT, TOKENS
 from pagewire.worker.ops.contract.step import FAILED
 from pagewire.worker.protocol.backend import Outcome, RowFailure, non_finite
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
 from pagewire.worker.protocol.steps.draft_rows import first_rows, places_of
 from pagewire.worker.runtime.eager import EagerHandle
 
+# By SUFFIX and PREDICTION of the device.
+DRAFTER = np.array([pb.DRAFTER_SUFFIX, pb.DRAFTER_PREDICTION], np.int32)
+
 
 @dataclass(frozen=True, slots=True)
 class DraftedHandle(EagerHandle):
-    """A submitted step of such a worker. `tokens` are the results `[4, rows or more]`."""
+    """A submitted step of such a worker. `tokens` are the results `[5, rows or more]`."""
 
     plan: DevicePlan | None = None
 
@@ -48,11 +52,13 @@ def outcome(handle: DraftedHandle) -> Outcome:
     )
     taken: NDArray[np.bool_] | None = None
     drafted: Int32Array | None = None
+    drafters: Int32Array | None = None
     tokens = np.maximum(tokens, np.int32(-1))  # ended sequences have no token either
     if plan.drafts is not None:
         counts = np.diff(firsts, append=rows)
         taken = places(plan) < np.repeat(results[COUNTS, firsts], counts)
         drafted = results[DRAFTED, firsts]
+        drafters = DRAFTER[results[DRAFTERS, firsts]]
         if plan.masks is not None:
             plan.masks.advance(tokens)
     return Outcome(
@@ -64,4 +70,5 @@ def outcome(handle: DraftedHandle) -> Outcome:
         taken=taken,
         right=results[RIGHT, firsts].astype(np.bool_),
         drafted=drafted,
+        drafters=drafters,
     )

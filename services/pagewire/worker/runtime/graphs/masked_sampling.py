@@ -63,7 +63,7 @@ class MaskedSampling:
     def launch(self, plan: DevicePlan, rows: int) -> tuple[Tensor, Tensor]:
         """Queues the sampling of a step whose layers ran with `rows` rows, padding included.
 
-        Returns the tokens `[rows]` int32, or with a history the results `[4, rows]`; and the logits
+        Returns the tokens `[rows]` int32, or with a history the results `[5, rows]`; and the logits
         `[rows, vocabulary]` without masks if the plan needs log probabilities. The next step
         overwrites them.
         """

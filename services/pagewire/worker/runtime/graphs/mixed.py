@@ -144,7 +144,7 @@ class MixedGraphs:
     def _head(self, inputs: Tensor, filtered: bool | None) -> Tensor:
         """Last layer, logits and sampling of some rows: tokens `[rows]` int32.
 
-        With a history it gives the results `[4, rows]`. With `filtered` None it ends with the
+        With a history it gives the results `[5, rows]`. With `filtered` None it ends with the
         logits, and returns their input.
         """
         slots, lengths, located = inputs[SLOTS], inputs[LENGTHS], None

@@ -3,7 +3,8 @@
 A program keeps the tokens of one sequence, then searches its history for the end that it has now.
 So guesses are made where the tokens are, one step ahead of the rows that compute them, and a step
 takes no further launch. The search reads one tile of tokens after the other. Few tiles hold three
-tokens in a row that match, and the others cost three loads.
+tokens in a row that match, and the others cost three loads. While an output is in step with its
+prediction, nothing is searched.
 """
 
 from __future__ import annotations
@@ -24,6 +25,12 @@ WARPS = 8
 
 _LONGEST = tl.constexpr(contract.LONGEST_MATCH)
 _ENDED = tl.constexpr(contract.ENDED)
+_SUFFIX = tl.constexpr(contract.SUFFIX)
+_PREDICTION = tl.constexpr(contract.PREDICTION)
+_OUT_OF_STEP = tl.constexpr(contract.OUT_OF_STEP)
+_SURE = tl.constexpr(contract.SURE_MATCH)
+_NEAR = tl.constexpr(contract.NEAR_EDIT)
+_PLACES = tl.constexpr(contract.MAX_PREDICTED)
 
 
 def end_drafted(
@@ -36,6 +43,7 @@ def end_drafted(
     adjustments: Adjustments | None = None,
 ) -> Tensor:
     rows, most = len(tokens), history.guesses.shape[1]
+    assert history.predictions.is_contiguous()
     out = tokens.new_empty((contract.NUM_RESULTS, rows))
     _end_kernel[(rows,)](
         tokens,
@@ -46,6 +54,8 @@ def end_drafted(
         history.positions,
         history.guesses,
         history.guessed,
+        history.drafters,
+        history.predictions,
         last_tokens,
         out,
         tokens if adjustments is None else adjustments.kinds,
@@ -79,8 +89,10 @@ def _end_kernel(
     positions_ptr,  # [slots]
     guesses_ptr,  # [slots, MOST]
     guessed_ptr,  # [slots]
+    drafters_ptr,  # [slots]
+    predictions_ptr,  # [slots, 4]
     last_tokens_ptr,  # [slots]
-    out_ptr,  # [4, rows]
+    out_ptr,  # [5, rows]
     kinds_ptr,  # [slots]
     counts_ptr,  # [slots, counts_stride]
     rows,
@@ -110,9 +122,14 @@ def _end_kernel(
         tl.store(out_ptr + rows + row, 1)
         tl.store(out_ptr + 2 * rows + row, 0)
         tl.store(out_ptr + 3 * rows + row, 0)
+        tl.store(out_ptr + 4 * rows + row, 0)
     else:
         last = tl.load(positions_ptr + slot)
         guessed = tl.load(guessed_ptr + slot)
+        predicted = tl.load(predictions_ptr + slot * 4)
+        reached = tl.load(predictions_ptr + slot * 4 + 1)
+        edit = tl.load(predictions_ptr + slot * 4 + 2)
+        run = tl.load(predictions_ptr + slot * 4 + 3)
         lane = tl.arange(0, LANES)
         held = (row + lane < rows) & (lane <= MOST)
         own = held & (tl.load(slots_ptr + row + lane, mask=held, other=-1) == slot)
@@ -141,22 +158,125 @@ def _end_kernel(
         tl.store(out_ptr + rows + row, count)
         tl.store(out_ptr + 2 * rows + row, tl.sum(before.to(tl.int32)))
         tl.store(out_ptr + 3 * rows + row, hit.to(tl.int32))
+        tl.store(out_ptr + 4 * rows + row, tl.load(drafters_ptr + slot))
         history = history_ptr + slot.to(tl.int64) * history_stride
         tl.store(history + last + 1 + lane, drawn, mask=lane < count)
         tl.store(positions_ptr + slot, last + count)
         tl.store(last_tokens_ptr + slot, newest)
         if ADJUSTED and kept > 0:
             count_token(token, slot, kinds_ptr, counts_ptr, counts_stride)
-        # The search reads these tokens, and all threads have read the old guesses.
+        # The search reads these tokens, and all threads have read the old guesses and states.
         tl.debug_barrier()
-        _guess(
-            history, last + count + 1, guesses_ptr + slot * MOST, guessed_ptr + slot, MOST, LANES,
-            TILE,
-        )  # fmt: skip
+        length = last + count + 1
+        drafter = predicted * 0 + _SUFFIX
+        if predicted > 0:
+            drafter = _guess_from_prediction(
+                history, history_stride, length, drawn, count, predicted, reached, edit, run,
+                predictions_ptr + slot * 4, guesses_ptr + slot * MOST, guessed_ptr + slot,
+                MOST, LANES, TILE,
+            )  # fmt: skip
+        if drafter == _SUFFIX:
+            _guess_from_tokens(
+                history, length, guesses_ptr + slot * MOST, guessed_ptr + slot, MOST, LANES, TILE
+            )
+        tl.store(drafters_ptr + slot, drafter)
 
 
 @triton.jit
-def _guess(
+def _guess_from_prediction(
+    history,
+    width,  # of a row of the history
+    length,  # known tokens
+    drawn,  # [LANES], of which `count` are the newest tokens
+    count,
+    predicted,
+    reached,
+    edit,
+    run,
+    state,  # of the prediction
+    guesses,
+    guessed,
+    MOST: tl.constexpr,
+    LANES: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Write what follows in the prediction; return what the next guesses are made from."""
+    predicted = tl.where(length > width - predicted, 0, predicted)
+    prediction = history + width - predicted
+    lane = tl.arange(0, LANES)
+    held = (lane < count) & (reached != _OUT_OF_STEP) & (reached + lane < predicted)
+    equal = held & (tl.load(prediction + reached + lane, mask=held, other=-1) == drawn)
+    right = tl.min(tl.where((lane < count) & (equal == 0), lane, count))
+    run = run + right
+    # Out of step already, `right` and `run` are 0.
+    edit = tl.where((right < count) & (run >= _SURE), reached + right, edit)
+    reached = tl.where(right < count, _OUT_OF_STEP, reached + right)
+    run = tl.where(right < count, 0, run)
+    if (right < count) & (predicted > 0):
+        reached = _place_in_step(history, length, prediction, predicted, edit, TILE)
+    tl.store(state, predicted)
+    tl.store(state + 1, reached)
+    tl.store(state + 2, edit)
+    tl.store(state + 3, run)
+    found = (predicted > 0) & (reached != _OUT_OF_STEP) & (reached < predicted)
+    left = tl.where(found, tl.minimum(predicted - reached, MOST), 0)
+    guess = tl.load(prediction + reached + lane, mask=lane < left, other=0)
+    tl.store(guesses + lane, guess, mask=lane < left)
+    tl.store(guessed, left)
+    return tl.where(found, _PREDICTION, _SUFFIX)
+
+
+@triton.jit
+def _place_in_step(history, length, prediction, predicted, edit, TILE: tl.constexpr):
+    """The place in the prediction behind the best match of the last known tokens."""
+    newest, second, third = _last_three(history, length)
+    # Compared by matched tokens, then whether it is behind the edit, then by place.
+    best = tl.zeros([TILE], tl.int32)
+    for start in range(0, predicted, TILE):
+        end = start + tl.arange(0, TILE)
+        matched = _matched(prediction, end, end < predicted, history, length, newest, second, third)
+        place = end + 1
+        behind = place > edit
+        taken = (matched >= _SURE) | ((matched > 0) & behind & (place <= edit + _NEAR))
+        rank = tl.where(behind, 2 * _PLACES - 1 - place, place)
+        best = tl.maximum(best, tl.where(taken, matched * (2 * _PLACES) + rank, 0))
+    key = tl.max(best)
+    rank = key % (2 * _PLACES)
+    place = tl.where(rank >= _PLACES, 2 * _PLACES - 1 - rank, rank)
+    return tl.where(key > 0, place, _OUT_OF_STEP)
+
+
+@triton.jit
+def _last_three(history, length):
+    """The last known tokens, from the last one on; -1 for one that is not there."""
+    newest = tl.load(history + length - 1)
+    second = tl.load(history + length - 2, mask=length > 1, other=-1)
+    third = tl.load(history + length - 3, mask=length > 2, other=-1)
+    return newest, second, third
+
+
+@triton.jit
+def _matched(tokens, end, held, history, length, newest, second, third):
+    """How many of `tokens` up to each of the places `end [TILE]` are equal to the last known."""
+    equal = held & (tl.load(tokens + end, mask=held, other=-2) == newest)
+    matched = equal.to(tl.int32)
+    held = held & (end > 0)
+    equal = equal & (tl.load(tokens + end - 1, mask=held, other=-2) == second)
+    matched += equal.to(tl.int32)
+    held = held & (end > 1)
+    equal = equal & (tl.load(tokens + end - 2, mask=held, other=-2) == third)
+    matched += equal.to(tl.int32)
+    if tl.max(equal.to(tl.int32)) > 0:
+        for back in range(3, _LONGEST):
+            token = tl.load(history + length - 1 - back, mask=back < length, other=-1)
+            equal = equal & (end >= back)
+            equal = equal & (tl.load(tokens + end - back, mask=equal, other=-2) == token)
+            matched += equal.to(tl.int32)
+    return matched
+
+
+@triton.jit
+def _guess_from_tokens(
     history,
     length,  # known tokens
     guesses,
@@ -166,28 +286,12 @@ def _guess(
     TILE: tl.constexpr,
 ):
     """Write what followed the latest of the longest earlier occurrences of the last tokens."""
-    newest = tl.load(history + length - 1)
-    second = tl.load(history + length - 2, mask=length > 1, other=-1)
-    third = tl.load(history + length - 3, mask=length > 2, other=-1)
+    newest, second, third = _last_three(history, length)
     longest = tl.zeros([TILE], tl.int32)
     begins = tl.zeros([TILE], tl.int32)
     for start in range(0, length - 1, TILE):
         end = start + tl.arange(0, TILE)  # the last token of an earlier occurrence
-        held = end < length - 1
-        equal = held & (tl.load(history + end, mask=held, other=-2) == newest)
-        matched = equal.to(tl.int32)
-        held = held & (end > 0)
-        equal = equal & (tl.load(history + end - 1, mask=held, other=-2) == second)
-        matched += equal.to(tl.int32)
-        held = held & (end > 1)
-        equal = equal & (tl.load(history + end - 2, mask=held, other=-2) == third)
-        matched += equal.to(tl.int32)
-        if tl.max(equal.to(tl.int32)) > 0:
-            for back in range(3, _LONGEST):
-                token = tl.load(history + length - 1 - back, mask=back < length, other=-1)
-                equal = equal & (end >= back)
-                equal = equal & (tl.load(history + end - back, mask=equal, other=-2) == token)
-                matched += equal.to(tl.int32)
+        matched = _matched(history, end, end < length - 1, history, length, newest, second, third)
         begins = tl.where(matched >= longest, end + 1, begins)  # the later of two equals
         longest = tl.maximum(longest, matched)
     best = tl.max(longest)
