@@ -20,6 +20,8 @@ Floats = NDArray[np.float64]
 GAIN = 1.03
 # In a step of any size, drafts that are right less often are left out: they cost attention.
 LEAST = 0.1
+# For so few sequences drafts are chosen in each step, after a look at the highest rate.
+FEW_SEQUENCES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class RowChoice:
         """`most` drafts of a sequence at most."""
         self._costs = costs
         self._powers = np.arange(1, most + 1)
+        self._least: dict[int, float] = {}  # by the number of sequences, see `_least_rate`
 
     def lengths(self, rates: Floats, most: Int32Array, kv_tokens: float) -> Int32Array:
         """The number of drafts of each sequence of a step, `[sequences]`.
@@ -47,6 +50,27 @@ class RowChoice:
             most: `[sequences]`, the most drafts of each.
             kv_tokens: the mean KV tokens of a sequence.
         """
+        sequences = len(rates)
+        few = 0 < sequences <= FEW_SEQUENCES
+        if few and float(rates.max()) < self._least_rate(sequences):
+            return np.zeros(sequences, np.int32)
+        return self._chosen(rates, most, kv_tokens)
+
+    def _least_rate(self, sequences: int) -> float:
+        """A rate below which no draft of so many sequences pays: not if all have it, and no KV."""
+        found = self._least.get(sequences)
+        if found is None:
+            most = np.full(sequences, len(self._powers), np.int32)
+            found, high = 0.0, 1.0
+            for _ in range(12):
+                rate = (found + high) / 2
+                pays = self._chosen(np.full(sequences, rate), most, 0.0).any()
+                found, high = (found, rate) if pays else (rate, high)
+            self._least[sequences] = found
+        return found
+
+    def _chosen(self, rates: Floats, most: Int32Array, kv_tokens: float) -> Int32Array:
+        """The same as `lengths`, by all numbers of rows."""
         sequences, costs = len(rates), self._costs
         first = int(np.searchsorted(costs.rows, sequences))
         end = int(np.searchsorted(costs.rows, sequences + int(most.sum()))) + 1

@@ -23,6 +23,21 @@ def test_where_rows_cost_nothing_every_likely_draft_is_made() -> None:
     assert lengths(costs(1, 0), [0.9] * 8) == [7] * 8
 
 
+@pytest.mark.parametrize("sequences", [1, 3, 16])
+def test_no_choice_is_made_where_no_rate_is_high_enough(sequences: int) -> None:
+    """It is the choice that would be made."""
+    generator, found = np.random.default_rng(1), costs(1, 0.05, 1e-5)
+    choice, drafted = RowChoice(found, 7), 0
+    for _ in range(300):
+        rates = generator.random(sequences) ** 4
+        most = generator.integers(0, 8, sequences).astype(np.int32)
+        want = choice._chosen(rates, most, 500.0)
+        assert choice.lengths(rates, most, 500.0).tolist() == want.tolist()
+        drafted += want.any()
+    assert 0 < drafted < 300
+    assert choice._least_rate(sequences) > 0.05
+
+
 def test_where_a_step_takes_as_long_as_its_rows_none_is_made() -> None:
     assert lengths(costs(0, 1), [0.99]) == [0]
     assert lengths(costs(0, 1), [0.99] * 40) == [0] * 40
