@@ -67,7 +67,7 @@ async def test_an_error_names_its_request(
     process, key = guarded
     headers = {} if given is None else {"x-request-id": given}
     allowed = {**headers, "x-api-key": key}
-    async with httpx.AsyncClient(base_url=process.url) as client:
+    async with httpx.AsyncClient(base_url=process.url, timeout=30) as client:
         failures = [
             await client.post(PATH, json=body(), headers=headers),
             await client.get(PATH, headers=allowed),
