@@ -150,6 +150,7 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
     running: int = 0
     streams: int = 0
     _holder: Any = None
+    _reserving: list[tuple[dict[int, Run], list[pb.StreamFinish]]] = field(default_factory=list)
     _address: str = ""
     _dying: "asyncio.Task[None] | None" = None
     _server: Any = None
@@ -158,7 +159,7 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
         """Listens, by default on a port that it can use again; returns the address."""
         address = address or f"127.0.0.1:{free_port()}"
         self.instance = self.instance or uuid.uuid4().hex
-        self.reservation_changes, self._holder = 0, None
+        self.reservation_changes, self._holder, self._reserving = 0, None, []
         self._address = address
         self._server = grpc.aio.server(interceptors=[ChecksumInterceptor()], options=SERVER_OPTIONS)
         inference_pb2_grpc.add_InferenceServicer_to_server(self, self._server)
@@ -195,9 +196,7 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
             await self._write(context, open_runs, ended, reader)
         finally:
             reader.cancel()
-            if self._holder is open_runs:
-                self._holder = None
-                self.reservation_changes += 1
+            self._end_reservation(open_runs)
             self.streams -= 1
             self.running -= len(open_runs)
 
@@ -240,12 +239,27 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
                 )
                 ended.append(pb.StreamFinish(stream=message.abort, finish=finish))
             elif message.WhichOneof("message") == "reserve":
-                holder = open_runs if message.reserve and self.grants else None
-                if holder is not self._holder:
-                    self._holder = holder
-                    self.reservation_changes += 1
-                    if holder is not None:
-                        self._hand_back(open_runs, ended)
+                if not message.reserve or not self.grants:
+                    self._end_reservation(open_runs)
+                elif self._holder is not open_runs:
+                    self._reserving.append((open_runs, ended))
+                    self._begin_reservation()
+
+    def _begin_reservation(self) -> None:
+        """Reserves it for the gateway that asked first, if it is free."""
+        if self._holder is None and self._reserving:
+            self._holder, ended = self._reserving.pop(0)
+            self.reservation_changes += 1
+            self._hand_back(self._holder, ended)
+
+    def _end_reservation(self, gateway: dict[int, Run]) -> None:
+        """Ends the reservation of a gateway, or its wait for one."""
+        self._reserving = [other for other in self._reserving if other[0] is not gateway]
+        if self._holder is gateway:
+            self._holder = None
+            self.reservation_changes += 1
+            # Others see that it is free before the next one has it.
+            asyncio.get_running_loop().call_later(10 * self.step, self._begin_reservation)
 
     def _submit(
         self, submit: pb.Submit, open_runs: dict[int, Run], ended: list[pb.StreamFinish]
