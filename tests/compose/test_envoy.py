@@ -16,12 +16,11 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
-import yaml
 
 from pagewire.cli.launch.ports import free_port
 from pagewire.rpc.transport import open_channel
 from pagewire.v1.inference_pb2_grpc import InferenceStub
-from support.processes.gateway_process import gateway, ready_gateway
+from support.processes.gateway_process import gateway
 from support.scripted.scheduler_stack import (
     MODEL,
     Stack,
@@ -122,56 +121,40 @@ async def proxied(tmp_path: Path) -> AsyncIterator[Proxied]:
         stack = await _slow_stack(start)
         with gateway(f"127.0.0.1:{stack.port}") as served:
             await asyncio.to_thread(served.wait_ready)
-            gateway_port = served.address[1]
-            ports = (http_port, grpc_port, admin_port)
-            async with _running_envoy(tmp_path, ports, [gateway_port], [stack.port]) as envoy:
+            gateway_port = served.url.rpartition(":")[2]
+            config = CONFIG.read_text()
+            for old, new in (
+                ("{address: gateway, port_value: 8000}", _local(gateway_port)),
+                ("{address: scheduler, port_value: 50051}", _local(stack.port)),
+                ("{address: 0.0.0.0, port_value: 8080}", _local(http_port)),
+                ("{address: 0.0.0.0, port_value: 50051}", _local(grpc_port)),
+                ("{address: 127.0.0.1, port_value: 9901}", _local(admin_port)),
+                # This scheduler has no health service.
+                (_GRPC_HEALTH, "tcp_health_check: {}"),
+            ):
+                assert config.count(old) == 1, old
+                config = config.replace(old, new)
+            path = tmp_path / "envoy.yaml"
+            path.write_text(config)
+            command = ["bash", str(RUN), "--log-level", "warning", "--use-dynamic-base-id"]
+            command += ["--concurrency", "1", "-c", str(path)]
+            environment = {
+                **os.environ,
+                "PATH": f"{Path(str(find_envoy())).parent}{os.pathsep}{os.environ['PATH']}",
+                "ADMIN_PORT": str(admin_port),
+                "DRAIN_SECONDS": "1",
+            }
+            # The program on PATH may be a script that starts Envoy: end its process group.
+            envoy = await asyncio.create_subprocess_exec(
+                *command, start_new_session=True, env=environment
+            )
+            try:
+                await asyncio.to_thread(until, lambda: _answers(http_port), 30)
                 yield Proxied(stack, http_port, grpc_port, admin_port, envoy)
-
-
-@contextlib.asynccontextmanager
-async def _running_envoy(
-    folder: Path, ports: tuple[int, int, int], gateways: list[int], schedulers: list[int]
-) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Envoy on these ports for HTTP, gRPC and its admin interface."""
-    http_port, grpc_port, admin_port = ports
-    config = CONFIG.read_text()
-    for old, new in (
-        ("{address: 0.0.0.0, port_value: 8080}", _local(http_port)),
-        ("{address: 0.0.0.0, port_value: 50051}", _local(grpc_port)),
-        ("{address: 127.0.0.1, port_value: 9901}", _local(admin_port)),
-        # These schedulers have no health service.
-        (_GRPC_HEALTH, "tcp_health_check: {}"),
-    ):
-        assert config.count(old) == 1, old
-        config = config.replace(old, new)
-    loaded = yaml.safe_load(config)
-    for cluster, servers in zip(
-        loaded["static_resources"]["clusters"], (gateways, schedulers), strict=True
-    ):
-        [group] = cluster["load_assignment"]["endpoints"]
-        addresses = [{"address": "127.0.0.1", "port_value": port} for port in servers]
-        group["lb_endpoints"] = [
-            {"endpoint": {"address": {"socket_address": address}}} for address in addresses
-        ]
-    path = folder / "envoy.yaml"
-    path.write_text(yaml.safe_dump(loaded))
-    command = ["bash", str(RUN), "--log-level", "warning", "--use-dynamic-base-id"]
-    command += ["--concurrency", "1", "-c", str(path)]
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(str(find_envoy())).parent}{os.pathsep}{os.environ['PATH']}",
-        "ADMIN_PORT": str(admin_port),
-        "DRAIN_SECONDS": "1",
-    }
-    # The program on PATH may be a script that starts Envoy: end its process group.
-    envoy = await asyncio.create_subprocess_exec(*command, start_new_session=True, env=environment)
-    try:
-        await asyncio.to_thread(until, lambda: _answers(http_port), 30)
-        yield envoy
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(envoy.pid, signal.SIGKILL)
-        await envoy.wait()
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(envoy.pid, signal.SIGKILL)
+                await envoy.wait()
 
 
 async def _slow_stack(start: StartStack) -> Stack:
@@ -272,68 +255,3 @@ async def test_envoy_drains_on_sigterm(proxied: Proxied) -> None:
 def _listens(port: int) -> bool:
     with socket.socket() as client:
         return client.connect_ex(("127.0.0.1", port)) == 0
-
-
-class Pairs:
-    """Two gateways in front of two schedulers, and Envoy in front of all."""
-
-    def __init__(self, schedulers: list[Stack], ports: tuple[int, int, int]) -> None:
-        self.schedulers = schedulers
-        self.http = f"http://127.0.0.1:{ports[0]}"
-        self.grpc_address = f"127.0.0.1:{ports[1]}"
-        self._admin = f"http://127.0.0.1:{ports[2]}"
-
-    def ejections(self) -> dict[str, int]:
-        """How many servers of each cluster have been taken out of use for their answers."""
-        found = httpx.get(f"{self._admin}/stats?filter=ejections_enforced_total").text
-        names = re.findall(r"cluster\.(\w+)\..*: (\d+)", found)
-        return {cluster: int(count) for cluster, count in names}
-
-
-@pytest.fixture
-async def pairs(tmp_path: Path) -> AsyncIterator[Pairs]:
-    ports = (free_port(), free_port(), free_port())
-    async with contextlib.AsyncExitStack() as cleanup:
-        schedulers = []
-        for name in "ab":
-            (tmp_path / name).mkdir()
-            start = await cleanup.enter_async_context(stacks(tmp_path / name))
-            schedulers.append(await start(worker_info()))
-        addresses = ",".join(f"127.0.0.1:{stack.port}" for stack in schedulers)
-        gateways = [await cleanup.enter_async_context(ready_gateway(addresses)) for _ in schedulers]
-        served = [gateway.address[1] for gateway in gateways]
-        grpc_ports = [stack.port for stack in schedulers]
-        await cleanup.enter_async_context(_running_envoy(tmp_path, ports, served, grpc_ports))
-        yield Pairs(schedulers, ports)
-
-
-@needs_envoy
-async def test_deadlines_of_clients_eject_no_server(pairs: Pairs) -> None:
-    """Each is a 504, and ten in a row eject a server with Envoy's defaults."""
-    for stack in pairs.schedulers:
-        stack.workers[0].step_seconds = 0.05
-    async with httpx.AsyncClient(base_url=pairs.http, timeout=30) as client:
-        body = {"prompt": [1, 2, 3], "max_tokens": 20, "deadline_ms": 1}
-        for _ in range(40):
-            answer = await client.post("/v1/completions", json=body)
-            assert answer.status_code == 504, answer.text
-    async with open_channel(pairs.grpc_address) as channel:
-        for number in range(40):
-            with pytest.raises(grpc.aio.AioRpcError) as late:
-                await collect(InferenceStub(channel).Generate(request([number], 20, deadline_ms=1)))
-            assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    # A sweep of the detection goes by.
-    await asyncio.sleep(2.5)
-    assert await asyncio.to_thread(pairs.ejections) == {"gateways": 0, "schedulers": 0}
-
-
-@needs_envoy
-async def test_grpc_clients_meet_no_scheduler_that_drains(pairs: Pairs) -> None:
-    """Before the health checks see that it drains, Envoy sends what it refuses to another."""
-    pairs.schedulers[0].engine.intake.draining = True
-    async with open_channel(pairs.grpc_address) as channel:
-        stub = InferenceStub(channel)
-        for number in range(40):
-            given = (("x-request-id", f"mine-{number}"),) if number % 2 else ()
-            call = stub.Generate(request([number], 3), metadata=given)
-            assert len((await collect(call))[0]) == 3
