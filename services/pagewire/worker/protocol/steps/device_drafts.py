@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pagewire.limits import INT32_MAX
 from pagewire.packing import Int32Array
-from pagewire.worker.protocol.speculation.row_choice import RowChoice, RowCosts
+from pagewire.worker.protocol.speculation.row_choice import FEW_SEQUENCES, RowChoice, RowCosts
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
 from pagewire.worker.protocol.steps.draft_rows import first_rows, taken_counts, with_device_drafts
 from pagewire.worker.protocol.steps.limits import Limits
@@ -24,8 +24,7 @@ MEMORY = 0.8
 # Before the first results: so many drafts, of which this part was right. A client knows its text.
 TRIED_BEFORE = 2.0
 RIGHT_BEFORE, PREDICTED_BEFORE = 0.5, 0.9
-# With more sequences the drafts are chosen again after so many steps only.
-FEW_SEQUENCES = 16
+# With more than a few sequences the drafts are chosen again after so many steps only.
 STEPS_UNCHANGED = 8
 
 

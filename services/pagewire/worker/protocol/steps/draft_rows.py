@@ -28,11 +28,11 @@ def with_drafts(plan: DevicePlan, drafts: list[Int32Array], drafters: list[int])
 def with_device_drafts(plan: DevicePlan, lengths: Int32Array) -> DevicePlan:
     """The plan with so many drafts of each decode row `[decodes]`, which the device guesses."""
     drafts = [np.full(lengths.sum(), FROM_DEVICE, np.int32)]
-    return replace(_with_rows(plan, 1 + lengths, drafts, np.zeros_like(lengths)), drafters=None)
+    return _with_rows(plan, 1 + lengths, drafts, None)
 
 
 def _with_rows(
-    plan: DevicePlan, counts: Int32Array, drafts: list[Int32Array], drafters: Int32Array
+    plan: DevicePlan, counts: Int32Array, drafts: list[Int32Array], drafters: Int32Array | None
 ) -> DevicePlan:
     """The plan with `counts [decodes]` rows in place of each decode row; see `with_drafts`."""
     places = places_of(counts)
@@ -41,8 +41,10 @@ def _with_rows(
     # Behind the decode rows come the sampling rows of chunks.
     all_counts = np.ones(len(plan.sample_slots), np.int32)
     all_counts[: len(counts)] = counts
-    made_by = np.full(len(all_counts), NO_DRAFTER, np.int32)
-    made_by[: len(counts)] = np.where(counts > 1, drafters, NO_DRAFTER)
+    made_by = None
+    if drafters is not None:
+        made_by = np.full(len(all_counts), NO_DRAFTER, np.int32)
+        made_by[: len(counts)] = np.where(counts > 1, drafters, NO_DRAFTER)
     firsts = np.cumsum(all_counts, dtype=np.int32) - all_counts
     logprobs, masks = plan.logprobs, plan.masks
     if logprobs is not None:
