@@ -207,7 +207,7 @@ class SequenceStart(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., num_generated: _Optional[int] = ..., num_computed: _Optional[int] = ..., blocks: _Optional[bytes] = ..., sampling: _Optional[_Union[SlotSampling, _Mapping]] = ..., copied_block: _Optional[int] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., prompt_logprobs: _Optional[int] = ..., first_prompt_logprob: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., end_token_ids: _Optional[_Iterable[int]] = ..., traceparent: _Optional[str] = ..., prediction: _Optional[bytes] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class Constraint(_message.Message):
-    __slots__ = ("grammar", "begin_after", "end_token_ids", "min_tokens", "allowed_token_ids", "banned_token_ids", "banned_lengths", "max_reasoning_tokens", "reasoning_begin", "reasoning_end", "reasoning_end_ids")
+    __slots__ = ("grammar", "begin_after", "end_token_ids", "min_tokens", "allowed_token_ids", "banned_token_ids", "banned_lengths", "max_reasoning_tokens", "reasoning_begin", "reasoning_end", "reasoning_end_ids", "grammar_field")
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     BEGIN_AFTER_FIELD_NUMBER: _ClassVar[int]
     END_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -219,6 +219,7 @@ class Constraint(_message.Message):
     REASONING_BEGIN_FIELD_NUMBER: _ClassVar[int]
     REASONING_END_FIELD_NUMBER: _ClassVar[int]
     REASONING_END_IDS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_FIELD_NUMBER: _ClassVar[int]
     grammar: str
     begin_after: str
     end_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -230,7 +231,8 @@ class Constraint(_message.Message):
     reasoning_begin: str
     reasoning_end: str
     reasoning_end_ids: bytes
-    def __init__(self, grammar: _Optional[str] = ..., begin_after: _Optional[str] = ..., end_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., allowed_token_ids: _Optional[bytes] = ..., banned_token_ids: _Optional[bytes] = ..., banned_lengths: _Optional[bytes] = ..., max_reasoning_tokens: _Optional[int] = ..., reasoning_begin: _Optional[str] = ..., reasoning_end: _Optional[str] = ..., reasoning_end_ids: _Optional[bytes] = ...) -> None: ...
+    grammar_field: str
+    def __init__(self, grammar: _Optional[str] = ..., begin_after: _Optional[str] = ..., end_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., allowed_token_ids: _Optional[bytes] = ..., banned_token_ids: _Optional[bytes] = ..., banned_lengths: _Optional[bytes] = ..., max_reasoning_tokens: _Optional[int] = ..., reasoning_begin: _Optional[str] = ..., reasoning_end: _Optional[str] = ..., reasoning_end_ids: _Optional[bytes] = ..., grammar_field: _Optional[str] = ...) -> None: ...
 
 class SlotSampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed", "min_tokens", "stop_token_ids", "logprobs", "presence_penalty", "frequency_penalty", "repetition_penalty", "bias_ids", "biases")

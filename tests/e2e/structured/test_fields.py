@@ -197,6 +197,19 @@ def test_lists_that_are_refused(stack: RunningStack, fields: dict[str, Any], fie
     assert answer.json()["error"]["param"] == field
 
 
+def test_fields_that_exclude_every_token(stack: RunningStack) -> None:
+    four = tokens(stack, "4")
+    for fields, named in (
+        ({"allowed_token_ids": four, "ignore_eos": True}, "allowed_token_ids and bad_words"),
+        ({"guided_regex": "4"}, "bad_words and guided_regex"),
+    ):
+        answer = post(stack, bad_words=["4"], **fields)
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+        assert error["param"] == named.split()[0]
+        assert f"{named} exclude all" in error["message"]
+
+
 def test_a_beam_search_is_refused(stack: RunningStack) -> None:
     body = {"prompt": "x", "use_beam_search": True, "best_of": 2, "temperature": 0}
     answer = httpx.post(f"{stack.url}/v1/completions", json={**body, "guided_regex": "a"})

@@ -50,6 +50,7 @@ def constraint_of(
     banned = _banned_sequences(params.bad_words, tokenizer)
     constraint = worker_pb2.Constraint(
         grammar=grammar,
+        grammar_field=field_of(message.structured_output) if grammar else "",
         begin_after=message.structured_output.begin_after,
         end_token_ids=stop_ids,
         min_tokens=INT32_MAX if grammar and stop.ignore_eos else stop.min_tokens,

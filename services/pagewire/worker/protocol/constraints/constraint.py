@@ -30,6 +30,7 @@ class Constraint:
     reasoning_begin: str = ""
     reasoning_end: str = ""
     reasoning_end_ids: Int32Array = field(default_factory=_none)  # [tokens]; empty: no limit
+    grammar_field: str = ""
 
     @classmethod
     def from_proto(cls, message: pb.Constraint) -> "Constraint":
@@ -51,6 +52,7 @@ class Constraint:
             max_reasoning_tokens=message.max_reasoning_tokens,
             reasoning_begin=message.reasoning_begin,
             reasoning_end=message.reasoning_end,
+            grammar_field=message.grammar_field,
             **arrays,
         )
 

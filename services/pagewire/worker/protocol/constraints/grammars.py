@@ -31,7 +31,14 @@ MAX_LEXERS = 256 if (os.cpu_count() or 1) > 2 else 1
 
 
 class GrammarError(Exception):
-    """A grammar that does not compile, or output that it does not allow."""
+    """A grammar that does not compile, or output that it does not allow.
+
+    `field` is that of the request at fault; empty if it is not the request's fault.
+    """
+
+    def __init__(self, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
 
 
 @dataclass(eq=False, slots=True)

@@ -34,6 +34,7 @@ class MaskedSequence:
         self._ends = frozenset(constraint.end_token_ids)
         self._end_ids = np.array(sorted(self._ends), np.int64)
         self._min_tokens = constraint.min_tokens
+        self._grammar_field = constraint.grammar_field
         self._bans: TokenBans | None = None
         if len(constraint.allowed_token_ids) or len(constraint.banned_lengths):
             self._bans = TokenBans(constraint, grammars.words)
@@ -124,7 +125,8 @@ class MaskedSequence:
             if matcher.is_error():
                 raise GrammarError(
                     f"the grammar is too complex at token {self.index} of the output: "
-                    f"{first_line(matcher.get_error())}"
+                    f"{first_line(matcher.get_error())}; simplify it",
+                    self._grammar_field,
                 )
             self._matcher.complete(mask)
             if self._plain:
@@ -141,11 +143,19 @@ class MaskedSequence:
         if mask.any():
             return
         if not may_end or not self._ends:
-            raise GrammarError(
-                f"no token may come at index {self.index} of the output: grammar, "
-                "allowed_token_ids and bad_words exclude all"
-            )
+            raise self._contradiction()
         set_bits(mask, self._end_ids)
+
+    def _contradiction(self) -> GrammarError:
+        """The error for fields that together exclude every token."""
+        fields = [] if self._bans is None else self._bans.fields()
+        if self._matcher is not None:
+            fields.append(self._grammar_field)
+        return GrammarError(
+            f"no token may come at index {self.index} of the output: {' and '.join(fields)} "
+            "exclude all; change or remove one of these",
+            fields[0],
+        )
 
     def _await(self, token: int, awaited: bytes) -> None:
         """Looks for the text after which the matcher begins."""

@@ -46,7 +46,7 @@ class MaskedSlot:
     slot: int
     ready: int = -1  # the index of the token that the mask is for; INT32_MAX: of any token
     sequence: MaskedSequence | None = None  # None while its grammar is being compiled
-    failure: str | None = None
+    failure: GrammarError | None = None
     # Tokens that must come next as far as is known, from the index `taken` on.
     forced: list[int] = field(default_factory=list)
     taken: int = -1
@@ -98,8 +98,9 @@ class SlotMasks:
                 if masked.ready < index:
                     self._free(masked)
                     step.failures.append(MaskFailure(row, _TOO_SLOW, retryable=True))
-                elif masked.failure is not None:
-                    step.failures.append(MaskFailure(row, masked.failure, retryable=False))
+                elif (error := masked.failure) is not None:
+                    failure = MaskFailure(row, str(error), retryable=False, field=error.field)
+                    step.failures.append(failure)
 
     def forced(self, step: "StepMasks") -> dict[int, list[int]]:
         """See `StepMasks.forced`."""
@@ -126,7 +127,7 @@ class SlotMasks:
                 self._free(masked)
             self._changed.notify_all()
 
-    def _free(self, masked: MaskedSlot, failure: str | None = None) -> None:
+    def _free(self, masked: MaskedSlot, failure: GrammarError | None = None) -> None:
         """Lets later steps draw any token: none of them will be used, or there is a `failure`."""
         if self.table.holds(masked.slot, masked):
             self.table.words[masked.slot] = -1
@@ -148,13 +149,13 @@ class SlotMasks:
             if self._drafts:
                 masked.forced, masked.taken = sequence.forced_tokens(), sequence.index
         except GrammarError as error:
-            self._threads.post(partial(self._fail, masked, str(error)))
+            self._threads.post(partial(self._fail, masked, error))
         else:
             self._threads.post(partial(self._place, masked, sequence, mask))
 
-    def _fail(self, masked: MaskedSlot, message: str) -> None:
+    def _fail(self, masked: MaskedSlot, error: GrammarError) -> None:
         with self._changed:
-            self._free(masked, message)
+            self._free(masked, error)
             self._changed.notify_all()
 
     def _place(self, masked: MaskedSlot, sequence: MaskedSequence, mask: Words) -> None:
@@ -171,7 +172,7 @@ class SlotMasks:
         """Takes a token of each of `slots` and computes their next masks, on the mask thread."""
         words, holders = self.table.words, self.table.holders
         going: list[tuple[MaskedSlot, MaskedSequence]] = []
-        over: list[tuple[MaskedSlot, str | None]] = []
+        over: list[tuple[MaskedSlot, GrammarError | None]] = []
         noted: list[tuple[MaskedSlot, MaskedSequence, int]] = []
         to_consume: list[tuple[LLMatcher, int]] = []  # of `noted`
         for masked, token in zip(slots, tokens, strict=True):
@@ -188,7 +189,7 @@ class SlotMasks:
             try:
                 sequence.advance(token)
             except GrammarError as error:
-                over.append((masked, str(error)))
+                over.append((masked, error))
             else:
                 if sequence.ended:
                     over.append((masked, None))
@@ -200,7 +201,7 @@ class SlotMasks:
             if taken:
                 going.append((masked, sequence))
             else:
-                over.append((masked, str(sequence.refused(token))))
+                over.append((masked, sequence.refused(token)))
         if self._drafts and going:
             with self._changed:
                 for masked, sequence in going:
@@ -220,7 +221,7 @@ class SlotMasks:
             try:
                 sequence.narrow(words[masked.slot])
             except GrammarError as error:
-                over.append((masked, str(error)))
+                over.append((masked, error))
         with self._changed:
             for masked, sequence in going:
                 if masked.ready != INT32_MAX:  # else given up

@@ -15,6 +15,7 @@ class TokenBans:
 
     def __init__(self, constraint: Constraint, words: int) -> None:
         """`words` of 32 bits are in a mask."""
+        self._constraint = constraint
         self._static = np.full(words, -1, np.int32)
         if len(constraint.allowed_token_ids):
             self._static[:] = 0
@@ -29,6 +30,12 @@ class TokenBans:
             else:
                 clear_bits(self._static, np.array([last]))
         self._recent: deque[int] = deque(maxlen=longest)
+
+    def fields(self) -> list[str]:
+        """The fields of the request that exclude tokens here."""
+        given = self._constraint
+        lengths = {"allowed_token_ids": given.allowed_token_ids, "bad_words": given.banned_lengths}
+        return [name for name, array in lengths.items() if len(array)]
 
     def advance(self, token: int) -> None:
         """Takes the next token of the output."""

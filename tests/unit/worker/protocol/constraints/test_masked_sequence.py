@@ -137,13 +137,23 @@ def test_allowed_tokens_and_bans(grammars: Grammars) -> None:
 
 def test_bans_within_a_grammar(grammars: Grammars) -> None:
     (four, five) = ids(grammars, "4")[0], ids(grammars, "5")[0]
-    fields = {"banned_token_ids": ints(four), "banned_lengths": ints(1)}
-    assert allowed(begin(grammars, regex("[45]", **fields))) == {five}
+    not_four = {"banned_token_ids": ints(four), "banned_lengths": ints(1)}
+    assert allowed(begin(grammars, regex("[45]", **not_four))) == {five}
     # A complete grammar ends, even where the end is not among the allowed tokens.
     only = regex("[45]", allowed_token_ids=ints(five))
     assert allowed(begin(grammars, only, ints(five))) == set(EOS)
-    with pytest.raises(GrammarError, match="bad_words"):
-        allowed(begin(grammars, regex("4", **fields)))
+
+
+def test_fields_that_exclude_every_token_are_named(grammars: Grammars) -> None:
+    four = ids(grammars, "4")[0]
+    not_four = {"banned_token_ids": ints(four), "banned_lengths": ints(1)}
+    for constraint, named in (
+        (regex("4", **not_four, grammar_field="response_format"), "bad_words and response_format"),
+        (Constraint(allowed_token_ids=ints(four), **not_four), "allowed_token_ids and bad_words"),
+    ):
+        with pytest.raises(GrammarError, match=f"index 0 of the output: {named} exclude all") as e:
+            allowed(begin(grammars, constraint))
+        assert e.value.field == named.split()[0]
 
 
 def test_arrays_of_a_constraint_are_checked() -> None:
