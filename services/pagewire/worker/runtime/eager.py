@@ -58,9 +58,8 @@ class EagerBackend:
     prefix_groups = False
     pooling: pb.Pooling | None = None
     row_costs: RowCosts | None = None
-    piggyback_tokens = (
-        0  # never faster: a CPU is bound by computing, and eager steps by launching kernels
-    )
+    # Never faster: a CPU is bound by computing, and eager steps are bound by launching kernels.
+    piggyback_tokens = 0
 
     def __init__(
         self,
