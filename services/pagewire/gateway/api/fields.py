@@ -1,4 +1,4 @@
-"""The request fields that chat and completions share, and how a scheduler gets them."""
+"""The request fields that all endpoints of generation share, and how a scheduler gets them."""
 
 import re
 import secrets
@@ -78,7 +78,10 @@ _NumberFields = create_model("_NumberFields", __base__=Strict, **_NUMBER_FIELDS)
 
 # mypy cannot see a class that is made from a table.
 class GenerationFields(_NumberFields, StructuredFields):  # type: ignore[misc, valid-type]
-    """Every field but the prompt and its log probabilities. null means that a field is absent."""
+    """The fields of every generation. null means that a field is absent.
+
+    The prompt and `logprobs` are not among them: their form differs by endpoint.
+    """
 
     model: str | None = None
     stream: bool | None = None
