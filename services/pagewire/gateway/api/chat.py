@@ -158,7 +158,7 @@ class Message(Strict):
 
 
 class ChatRequest(GenerationFields):
-    """The body of a request; `GenerationFields` has the fields shared with completions."""
+    """The body of a request; `GenerationFields` has the fields shared with other endpoints."""
 
     hints = CHAT_HINTS
     refused = CHAT

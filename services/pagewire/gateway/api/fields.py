@@ -31,6 +31,7 @@ GivenId = Annotated[
     str, Field(min_length=1, max_length=MAX_GIVEN_ID_LENGTH, pattern="^[\\x21-\\x7e]*$")
 ]
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
+Tokens = Annotated[list[TokenId], Field(fail_fast=True)]
 
 MAX_CACHE_KEY_LENGTH = 1024
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
@@ -60,6 +61,29 @@ def string_or_array(field: str, tag: str, entries: str) -> Any:
         kind,
         custom_error_type=field,
         custom_error_message=f"it must be a string or an array of {entries}",
+    )
+
+
+def one_or_more_inputs(field: str) -> Any:
+    """The discriminator of one input or several, each a text or token ids.
+
+    The tags are `<string>`, `<strings>`, `<token ids>` and `<lists of token ids>`. `field` is for
+    the error of any other value.
+    """
+
+    def kind(value: Any) -> str | None:
+        if isinstance(value, str):
+            return "<string>"
+        if not isinstance(value, list):
+            return None
+        if not value or isinstance(value[0], str):
+            return "<strings>"
+        return "<lists of token ids>" if isinstance(value[0], list) else "<token ids>"
+
+    return Discriminator(
+        kind,
+        custom_error_type=field,
+        custom_error_message="it must be a string, token ids, or an array of either",
     )
 
 
