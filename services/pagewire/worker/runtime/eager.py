@@ -187,7 +187,11 @@ class EagerBackend:
     def _prompt_logprobs(
         self, residual: Tensor, queries: Tensor, plan: DevicePlan
     ) -> PendingPromptLogprobs | None:
-        """Those of `DevicePlan.prompt_rows`; the tensors are as `Decoder.body` left them."""
+        """The log probabilities of `DevicePlan.prompt_rows`; None if it has no such rows.
+
+        `residual [tokens, hidden]` and `queries [tokens, heads, head_dim]` are as `Decoder.body`
+        left them.
+        """
         rows = plan.prompt_rows
         if rows is None:
             return None

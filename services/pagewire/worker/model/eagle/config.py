@@ -25,7 +25,7 @@ _VALUES = {
     "logit_scale": 1.0,
     "is_causal": True,
 }
-# Of `eagle_config`, as Model Optimizer writes it.
+# What `eagle_config` may have, which Model Optimizer writes.
 _EAGLE_VALUES = {
     "use_aux_hidden_state": True,
     "use_input_layernorm_in_first_layer": True,

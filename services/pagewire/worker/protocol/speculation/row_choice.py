@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 # Drafts must raise the tokens a second by this factor: the probabilities and times are not exact,
 # and a step with drafts costs the host more.
 GAIN = 1.03
-# Less likely drafts are left out of steps of any size, because their rows cost attention.
+# Drafts less likely than this are left out of all steps, because their rows cost attention.
 MIN_PROBABILITY = 0.1
 # Up to so many sequences drafts are chosen in each step, not once for several steps.
 FEW_SEQUENCES = 16
