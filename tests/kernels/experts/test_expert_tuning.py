@@ -79,7 +79,7 @@ def test_candidates_are_near_the_usual_tiles(usual: GemmConfig) -> None:
 def test_what_hopper_computes_in_steps_is_timed_with_its_kernel(
     layers: list[tuple[Tensor, Tensor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usual, computed, run = gemm_config(4, EXPERTS), [], gemm.plain_product
+    usual, computed, run = gemm_config(4, EXPERTS), [], gemm.multiply_plain
 
     def multiply(
         x: Tensor, weight: Tensor, out: Tensor, rows: ExpertRows, bias: Tensor | None

@@ -108,7 +108,7 @@ class Message(Strict):
     name: str | None = None
     tool_calls: MessageToolCalls | None = None
     tool_call_id: str | None = None
-    # Of an assistant; the two names mean the same.
+    # The reasoning of an assistant's message; the two names mean the same.
     reasoning_content: str | None = None
     reasoning: str | None = None
 
@@ -158,7 +158,7 @@ class Message(Strict):
 
 
 class ChatRequest(GenerationFields):
-    """The body of a request; `GenerationFields` has the fields shared with completions."""
+    """The body of a request; `GenerationFields` has the fields shared with other endpoints."""
 
     hints = CHAT_HINTS
     refused = CHAT

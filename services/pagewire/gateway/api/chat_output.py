@@ -26,7 +26,7 @@ def new_call_id(short: bool) -> str:
 
 
 def delta_of(event: Event, short_ids: bool) -> dict[str, Any] | None:
-    """The delta of an event; None for one that clients learn from others."""
+    """The delta of an event; None for an event that adds nothing to the message."""
     if isinstance(event, Content):
         return {"content": event.text}
     if isinstance(event, Reasoning):
@@ -71,7 +71,7 @@ def message_of(events: Iterable[Event], short_ids: bool) -> dict[str, Any]:
 
 
 def with_calls(choice: dict[str, Any], finish: pb.Finish, num_calls: int) -> dict[str, Any]:
-    """The last part of a choice; one that ends after calls says so, unless it was cut off."""
+    """The last part of a choice, whose reason is tool_calls if it has calls and was not cut off."""
     if num_calls and finish.reason == pb.FINISH_REASON_STOP:
         return {**choice, "finish_reason": "tool_calls"}
     return choice

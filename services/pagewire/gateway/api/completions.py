@@ -4,12 +4,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field, Tag
 
 from pagewire.config import GatewayConfig
 from pagewire.context_length import context_length_exceeded
 from pagewire.errors import invalid
-from pagewire.gateway.api.fields import GenerationFields, Int32, NumLogprobs, TokenId
+from pagewire.gateway.api.fields import (
+    GenerationFields,
+    Int32,
+    NumLogprobs,
+    Tokens,
+    one_or_more_inputs,
+)
 from pagewire.gateway.api.formatting import Envelope, ended_by, json_logprob
 from pagewire.gateway.api.job import Job, ask_for_prompt, candidates
 from pagewire.gateway.api.unsupported import COMPLETION, COMPLETION_HINTS
@@ -23,35 +29,19 @@ PATH = "/v1/completions"
 DEFAULT_MAX_TOKENS = 16
 MAX_OUTPUTS = 1024  # all candidates of all prompts of a request
 
-
-def _prompt_kind(value: Any) -> str | None:
-    if isinstance(value, str):
-        return "<string>"
-    if not isinstance(value, list):
-        return None
-    if not value or isinstance(value[0], str):
-        return "<strings>"
-    return "<lists of token ids>" if isinstance(value[0], list) else "<token ids>"
-
-
-Tokens = Annotated[list[TokenId], Field(fail_fast=True)]
 Prompt = Annotated[
     Annotated[str, Tag("<string>")]
     | Annotated[list[str], Field(fail_fast=True, max_length=MAX_OUTPUTS), Tag("<strings>")]
-    | Annotated[list[TokenId], Field(fail_fast=True), Tag("<token ids>")]
+    | Annotated[Tokens, Tag("<token ids>")]
     | Annotated[
         list[Tokens], Field(fail_fast=True, max_length=MAX_OUTPUTS), Tag("<lists of token ids>")
     ],
-    Discriminator(
-        _prompt_kind,
-        custom_error_type="prompt",
-        custom_error_message="it must be a string, token ids, or an array of either",
-    ),
+    one_or_more_inputs("prompt"),
 ]
 
 
 class CompletionRequest(GenerationFields):
-    """The body of a request; `GenerationFields` has the fields shared with chat."""
+    """The body of a request; `GenerationFields` has the fields shared with other endpoints."""
 
     hints = COMPLETION_HINTS
     refused = COMPLETION

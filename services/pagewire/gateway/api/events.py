@@ -54,7 +54,7 @@ class AnswerForm(ABC):
         """The id of the request in logs: that of the answer."""
 
     def under(self, request_id: str) -> "AnswerForm":
-        """The same for a request with an id of its own, for forms whose errors name it."""
+        """The form for a request that was given an id; only forms whose errors name it differ."""
         return self
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""The request fields that chat and completions share, and how a scheduler gets them."""
+"""The request fields that all endpoints of generation share, and how a scheduler gets them."""
 
 import re
 import secrets
@@ -31,6 +31,7 @@ GivenId = Annotated[
     str, Field(min_length=1, max_length=MAX_GIVEN_ID_LENGTH, pattern="^[\\x21-\\x7e]*$")
 ]
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
+Tokens = Annotated[list[TokenId], Field(fail_fast=True)]
 
 MAX_CACHE_KEY_LENGTH = 1024
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
@@ -63,6 +64,29 @@ def string_or_array(field: str, tag: str, entries: str) -> Any:
     )
 
 
+def one_or_more_inputs(field: str) -> Any:
+    """The discriminator of one input or several, each a text or token ids.
+
+    The tags are `<string>`, `<strings>`, `<token ids>` and `<lists of token ids>`. `field` is for
+    the error of any other value.
+    """
+
+    def kind(value: Any) -> str | None:
+        if isinstance(value, str):
+            return "<string>"
+        if not isinstance(value, list):
+            return None
+        if not value or isinstance(value[0], str):
+            return "<strings>"
+        return "<lists of token ids>" if isinstance(value[0], list) else "<token ids>"
+
+    return Discriminator(
+        kind,
+        custom_error_type=field,
+        custom_error_message="it must be a string, token ids, or an array of either",
+    )
+
+
 Stop = Annotated[
     Annotated[str, Tag("<string>")] | Annotated[list[str], Field(fail_fast=True), Tag("<strings>")],
     string_or_array("stop", "<strings>", "strings"),
@@ -78,7 +102,10 @@ _NumberFields = create_model("_NumberFields", __base__=Strict, **_NUMBER_FIELDS)
 
 # mypy cannot see a class that is made from a table.
 class GenerationFields(_NumberFields, StructuredFields):  # type: ignore[misc, valid-type]
-    """Every field but the prompt and its log probabilities. null means that a field is absent."""
+    """The fields of every generation. null means that a field is absent.
+
+    The prompt and `logprobs` are not among them: their form differs by endpoint.
+    """
 
     model: str | None = None
     stream: bool | None = None

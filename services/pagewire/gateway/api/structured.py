@@ -81,12 +81,15 @@ class StructuredFields(Strict):
     guided_whitespace_pattern: str | None = None
 
     def wanted_output(self) -> pb.StructuredOutput | None:
-        """What the output must be; None for any text. RequestError for two answers to that."""
+        """See `structured_output`. An endpoint with another field for the output overrides this."""
         return structured_output(self)
 
 
 def structured_output(fields: StructuredFields) -> pb.StructuredOutput | None:
-    """What the output must be; None for any text. RequestError for two answers to that."""
+    """What the output must be by `fields` alone; None for any text.
+
+    RequestError if two of them say it, or if one is not valid.
+    """
     found = [*_response_format(fields), *_structured_outputs(fields), *_guided(fields)]
     _check_backend(fields.guided_decoding_backend)
     if len(found) > 1:

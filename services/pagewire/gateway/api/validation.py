@@ -21,7 +21,7 @@ def validate(model: type[Model], body: bytes) -> Model:
 
 
 def validate_object(model: type[Model], value: dict[str, Any]) -> Model:
-    """The same for a body that is a Python object already."""
+    """`value`, a body that is parsed already, as a `model`; errors as in `validate`."""
     try:
         return model.model_validate(value)
     except ValidationError as error:

@@ -241,8 +241,10 @@ class CallReader:
             sink.arguments(f'{before}"{escaped(key)}": ')
             before = ", "
             allowed = types.get(key, _STRING)
-            read = read_text_value if allowed == _STRING else read_json_value
-            yield from read(reader, spec, allowed, sink.arguments)
+            if allowed == _STRING:
+                yield from read_text_value(reader, spec, sink.arguments)
+            else:
+                yield from read_json_value(reader, spec, allowed, sink.arguments)
             reader.keep()
             yield from reader.spaces()
             tag = yield from reader.match((spec.key_begin, spec.end))

@@ -17,9 +17,7 @@ _TYPES: dict[type, frozenset[str]] = {
 }
 
 
-def read_text_value(
-    reader: Reader, spec: TaggedCalls, types: frozenset[str], put: Put
-) -> Reading[None]:
+def read_text_value(reader: Reader, spec: TaggedCalls, put: Put) -> Reading[None]:
     """Reads a string up to its closing tag, and gives its JSON in pieces to `put`."""
     put('"')
     yield from _read(reader, spec, lambda text: put(escaped(text)))
@@ -29,7 +27,7 @@ def read_text_value(
 def read_json_value(
     reader: Reader, spec: TaggedCalls, types: frozenset[str], put: Put
 ) -> Reading[None]:
-    """Reads a value that may be other than a string, and gives its JSON to `put`."""
+    """Reads a value of one of `types` up to its closing tag, and gives its JSON to `put`."""
     pieces: list[str] = []
     yield from _read(reader, spec, pieces.append)
     put(json_of("".join(pieces), types))

@@ -10,11 +10,11 @@ from pagewire.grammars.dates import with_real_dates
 from pagewire.scheduler.structured.structural_tag import is_special, structural_tag_grammar
 from pagewire.v1 import inference_pb2 as pb
 
-# White space between the tokens of JSON: a blank, or a new line with its indentation. Without a
-# bound, a model that has lost its way could write nothing else until max_tokens.
+# White space between the tokens of JSON: a blank, or a new line with its indentation. It is bounded
+# because a model could otherwise write nothing else until max_tokens.
 WHITESPACE = r" |\n {0,20}"
 
-# Characters of a message of llguidance.
+# The most characters of llguidance's message in an error.
 MAX_REASON = 600
 
 _ANY_OBJECT = '{"type": "object"}'

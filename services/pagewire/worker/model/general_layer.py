@@ -127,7 +127,10 @@ class GeneralLayer:
         norm: Tensor | None,
         residual: Tensor,
     ) -> None:
-        """Adds the product of `x`, and of the norm behind it, to the residual stream in place."""
+        """Adds `x [rows, in_features]` times `matrix`, with `bias`, to `residual [rows, hidden]`.
+
+        With `norm` what is added is normalized first. `residual` is changed in place.
+        """
         if norm is None and bias is None and not isinstance(matrix, Tensor):
             linear_add(self._ops, x, matrix, residual)
             return

@@ -23,7 +23,7 @@ class KVCache:
     """Keys and values by layer.
 
     Keys and values are views of `storage`, so that one operation copies a block in all layers.
-    Block 0 is scratch. Every value is finite; `ops/reference/attention.py` says why.
+    Block 0 is scratch. Every value is finite; `ops/contract/attention.py` says why.
 
     With latent attention a layer has one tensor instead of two, both `keys` and `values`:
     `[num_blocks, 1, block_size, rank + rotated_dim]`, a latent vector and a rotated key a token.

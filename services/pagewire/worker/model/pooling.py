@@ -204,7 +204,10 @@ def _classifier(raw: Mapping[str, Any], folder: Path, bound: int | None) -> Pool
 
 
 def _score_activation(raw: Mapping[str, Any], folder: Path) -> Activation:
-    """That of sentence-transformers' cross-encoders: a sigmoid unless the model names another."""
+    """The activation of a score: a sigmoid unless the model names another.
+
+    The rule is that of sentence-transformers' cross-encoders.
+    """
     path = folder / "config_sentence_transformers.json"
     config = read_json_object(path) if path.is_file() else {}
     older = raw.get("sentence_transformers") or {}

@@ -52,7 +52,7 @@ class LayerWeights:
     shared_gate_up: LinearWeight | None = None  # [2 * intermediate, hidden], of the shared expert
     shared_down: LinearWeight | None = None  # [hidden, intermediate]
     shared_gate: Tensor | None = None  # [1, hidden]
-    # Of latent attention, see `LatentConfig` for the sizes.
+    # Only with latent attention; see `LatentConfig` for the sizes.
     query_up: LinearWeight | None = None  # [heads * query_dim, query_rank], from compressed queries
     # [heads * (plain_dim + value_dim), rank], of each head the rows of keys, then those of values
     kv_up: LinearWeight | None = None

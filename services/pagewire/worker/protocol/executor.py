@@ -23,7 +23,7 @@ from pagewire.worker.protocol.steps.slots import PlannedStep, SlotFailure
 
 log = logging.getLogger(__name__)
 
-# Of a step without drafts: each row has one token.
+# The counts of a step without drafts, in which each row has one token.
 NO_COUNTS = np.empty(0, np.int32)
 
 

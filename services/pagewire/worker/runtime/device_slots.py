@@ -21,7 +21,7 @@ from pagewire.worker.runtime.upload import upload
 # after the kernels are compiled.
 TABLE_ALIGNMENT = 16
 
-# Of parameters that are integers, and of others.
+# The types of parameters that are integers, and of the others.
 _DTYPES = {True: torch.int32, False: torch.float32}
 
 

@@ -1,4 +1,4 @@
-"""Drafters of models' kind, on the CPU: they guess tokens and have KV of their own."""
+"""Drafters that compute guesses with a model, on the CPU, and have KV of their own."""
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
@@ -19,11 +19,11 @@ from pagewire.worker.runtime.device_slots import DeviceSlots
 
 
 class Drafter(ABC):
-    """What guesses the next tokens of sequences, and its KV.
+    """A model that guesses the next tokens of sequences, and its KV.
 
     Invariant: after each step every block has the drafter's KV of the positions of which it has
-    the target's. So a block that is shared, copied, cached or saved is one of both, and the block
-    tables are those of the target.
+    the target's. So both models use the same block tables, and what happens to a block (sharing,
+    copying, caching, saving) happens to both.
 
     Behind the end of a sequence there may be KV of wrong drafts, as in the target's cache. It is
     written again before it is read.
@@ -47,8 +47,8 @@ class Drafter(ABC):
     def propose(self, plan: DevicePlan, slots: DeviceSlots) -> DevicePlan:
         """The plan with a token in place of each draft that is FROM_DEVICE.
 
-        A guess is drawn as its token will be, with the same parameters and the same noise. So with
-        a temperature, too, it is right where both models have nearly the same logits.
+        A guess is sampled with the parameters and the noise of the token that it guesses. So with a
+        temperature, too, it is right where both models have nearly the same logits.
         """
         following = _followed_by_guess(plan)
         if not following.any():
@@ -106,7 +106,7 @@ class Drafter(ABC):
         Args:
             plan: the plan, as it was before `propose`.
             batch: the target's batch.
-            tokens: `[rows]` int32, what the rows drew.
+            tokens: `[rows]` int32, the sampled tokens.
             taken: which rows belong to an output, see `Outcome`; None: all.
             block_tables: of the slots.
         """
@@ -122,10 +122,10 @@ class Drafter(ABC):
         return self._decoder.logits(hidden)
 
     def _scrub_broken(self, states: Tensor, of: Tensor, block_tables: Tensor) -> None:
-        """Makes all blocks finite that rows have read whose `states [rows, hidden]` are not.
+        """Makes the blocks finite that were read by rows whose `states [rows, hidden]` are not.
 
-        So a NaN of this model costs its sequence drafts and no tokens. It costs the next sequences
-        of its blocks nothing.
+        So a NaN of this model costs the sequence drafts but no tokens, and later sequences with the
+        same blocks nothing.
         """
         broken = ~torch.isfinite(states).all(-1)
         if broken.any():
@@ -135,7 +135,7 @@ class Drafter(ABC):
 class DraftModel(Drafter):
     """A second, smaller model. Its KV of a position is that of the token there.
 
-    `propose` writes that of the drafts it goes on from, `follow` that of all other tokens.
+    `propose` writes the KV of each token from which it guesses the next, `follow` all other KV.
     """
 
     def __init__(self, decoder: Decoder, limits: Limits, dtype: torch.dtype) -> None:

@@ -58,9 +58,8 @@ class EagerBackend:
     prefix_groups = False
     pooling: pb.Pooling | None = None
     row_costs: RowCosts | None = None
-    piggyback_tokens = (
-        0  # never faster: a CPU is bound by computing, and eager steps by launching kernels
-    )
+    # Never faster: a CPU is bound by computing, and eager steps are bound by launching kernels.
+    piggyback_tokens = 0
 
     def __init__(
         self,
@@ -188,7 +187,11 @@ class EagerBackend:
     def _prompt_logprobs(
         self, residual: Tensor, queries: Tensor, plan: DevicePlan
     ) -> PendingPromptLogprobs | None:
-        """Those of `DevicePlan.prompt_rows`; the tensors are as `Decoder.body` left them."""
+        """The log probabilities of `DevicePlan.prompt_rows`; None if it has no such rows.
+
+        `residual [tokens, hidden]` and `queries [tokens, heads, head_dim]` are as `Decoder.body`
+        left them.
+        """
         rows = plan.prompt_rows
         if rows is None:
             return None

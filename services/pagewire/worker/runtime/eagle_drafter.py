@@ -15,19 +15,21 @@ from pagewire.worker.runtime.draft_model import Drafter, DraftModel
 class EagleDrafter(Drafter):
     """A head, its KV, and its output at the end of each sequence.
 
-    Its KV of a position is that of the target's state there and of the next token, which prompts
-    and samples give in the same step. So `follow` can write that of all tokens that the target has
-    computed. It writes all, for the KV of `propose` is of the head's own states. Only the last
-    position of a cached prefix may have another next token: that of the sequence that wrote it.
+    Its KV of a position depends on the target's state there and on the next token, which the prompt
+    or the sampling of the same step gives. So `follow` writes the KV of all tokens that the target
+    has computed. It also replaces what `propose` wrote, which came from the head's own states.
 
-    `follow` leaves the output of the last position, too, which gives the first guess.
+    The KV of the last position of a cached prefix depends on the next token of the sequence that
+    wrote it, which may differ from that of a sequence that reads it. Only drafts change by that.
+
+    `follow` also keeps the output of each sequence's last position, which gives the first guess.
     """
 
     def __init__(self, head: EagleHead, limits: Limits, dtype: torch.dtype) -> None:
         super().__init__(head.decoder, limits, dtype, head.weight_bytes)
         self._head = head
         self.inputs = head.inputs
-        # [slots, hidden], the padding slot's included; while a step is drafted, of its guesses
+        # [slots + 1, hidden], with the padding slot; while `propose` runs, those of its guesses.
         self._outputs = torch.zeros(limits.num_slots + 1, head.config.hidden_size, dtype=dtype)
 
     def follow(
@@ -52,7 +54,7 @@ class EagleDrafter(Drafter):
         following = _following(plan, batch, tokens)[at]
         queries = self._write(following, states, positions, slots, block_tables)
         self._scrub_broken(states, slots, block_tables)
-        # Only the last row of each sequence that goes on is needed behind its KV.
+        # The rest of the layer is computed only for the last row of each sequence that goes on.
         rows = (np.cumsum(computed) - 1)[plan.sample_rows()[_last_rows(plan, taken)]]
         if len(rows):
             last = torch.from_numpy(rows)
@@ -95,7 +97,10 @@ class EagleDrafter(Drafter):
         positions: Tensor,
         block_tables: Tensor,
     ) -> Tensor:
-        """Keeps the outputs `[n, hidden]` of some positions; changes `states` in place to them."""
+        """Computes the outputs `[n, hidden]` of some positions and keeps them by slot.
+
+        `states [n, hidden]` is changed in place.
+        """
         hidden = self._decoder.finish_last_layer(
             states, queries, slots, positions + 1, self.cache, block_tables
         )

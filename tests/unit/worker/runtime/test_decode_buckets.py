@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pagewire.worker.protocol.steps.limits import Limits
-from pagewire.worker.runtime.graphs.backend import MOST_DRAFTED_ROWS, decode_buckets, row_buckets
+from pagewire.worker.runtime.graphs.backend import MAX_DRAFTED_ROWS, decode_buckets, row_buckets
 
 LIMITS = Limits(
     vocab_size=100,
@@ -26,7 +26,7 @@ def test_without_drafts_there_is_a_row_for_each_sequence() -> None:
     [
         (4, 3, 2048, 16),
         (20, 15, 2048, 320),
-        (64, 15, 2048, MOST_DRAFTED_ROWS),
+        (64, 15, 2048, MAX_DRAFTED_ROWS),
         (64, 15, 100, 100),
         (700, 15, 2048, 700),
     ],

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field, Tag
 
 from pagewire.context_length import context_length_exceeded
 from pagewire.errors import invalid
-from pagewire.gateway.api.fields import Int32, TokenId
+from pagewire.gateway.api.fields import Int32, Tokens, one_or_more_inputs
 from pagewire.gateway.api.formatting import Envelope, PooledForm, json_utf8
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.api.pooling.fields import MAX_INPUTS, PooledFields
@@ -20,18 +20,6 @@ from pagewire.v1 import inference_pb2 as pb
 
 PATH = "/v1/embeddings"
 
-
-def _input_kind(value: Any) -> str | None:
-    if isinstance(value, str):
-        return "<string>"
-    if not isinstance(value, list):
-        return None
-    if not value or isinstance(value[0], str):
-        return "<strings>"
-    return "<lists of token ids>" if isinstance(value[0], list) else "<token ids>"
-
-
-Tokens = Annotated[list[TokenId], Field(fail_fast=True)]
 Input = Annotated[
     Annotated[str, Tag("<string>")]
     | Annotated[list[str], Field(fail_fast=True, max_length=MAX_INPUTS), Tag("<strings>")]
@@ -39,11 +27,7 @@ Input = Annotated[
     | Annotated[
         list[Tokens], Field(fail_fast=True, max_length=MAX_INPUTS), Tag("<lists of token ids>")
     ],
-    Discriminator(
-        _input_kind,
-        custom_error_type="input",
-        custom_error_message="it must be a string, token ids, or an array of either",
-    ),
+    one_or_more_inputs("input"),
 ]
 
 

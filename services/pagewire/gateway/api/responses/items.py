@@ -132,13 +132,13 @@ def turns_of(instructions: str | None, given: "str | list[Item]") -> list[Turn]:
     for index, item in enumerate(given):
         path = f"input[{index}]"
         if isinstance(item, ReasoningItem):
-            turns += assistant.before_reasoning()
+            turns += assistant.end_if_answered()
             assistant.reasoning.append(_reasoning(item, path))
         elif isinstance(item, CallItem):
             field = f"{path}.arguments"
             assistant.calls.append(ToolCall(item.call_id, item.name, item.arguments, field))
         elif isinstance(item, MessageItem) and item.role == "assistant":
-            turns += assistant.before_content()
+            turns += assistant.end_if_answered()
             assistant.content = _text(item.content, f"{path}.content")
         else:
             turns += assistant.end()
@@ -154,20 +154,16 @@ class _Assistant:
         self.content: str | None = None
         self.calls: list[ToolCall] = []
 
-    def before_reasoning(self) -> list[Turn]:
-        """Ends the turn if it has more than reasoning."""
+    def end_if_answered(self) -> list[Turn]:
+        """Ends the turn if it has a text or calls: reasoning and texts then begin another one."""
         return self.end() if self.content is not None or self.calls else []
 
-    def before_content(self) -> list[Turn]:
-        """The same: a turn has its text before its calls, and only one."""
-        return self.before_reasoning()
-
     def end(self) -> list[Turn]:
-        """The turn, if there is one; the next one begins."""
+        """The turn, or nothing if it is empty; the next one begins."""
         reasoning = "\n".join(self.reasoning) if self.reasoning else None
         turn = Turn("assistant", self.content, None, tuple(self.calls), None, reasoning)
         there = reasoning is not None or self.content is not None or self.calls
-        self.__init__()  # type: ignore[misc]
+        self.reasoning, self.content, self.calls = [], None, []
         return [turn] if there else []
 
 

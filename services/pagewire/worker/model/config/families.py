@@ -1,5 +1,6 @@
-"""The table of model families that the decoder can run. These here have layers of Llama's form.
+"""The table of model families that the decoder can run.
 
+The families listed in this module have layers of Llama's form; others are in modules of their own.
 A value of `defaults` is the family's own in transformers 5.
 """
 

@@ -30,7 +30,7 @@ LAYER_NAMES: Mapping[str, str] = {
     "q_norm": "self_attn.q_norm",
     "k_norm": "self_attn.k_norm",
     "output": "self_attn.o_proj",
-    # Of latent attention: queries are `q`, or `query_down`, a norm and `query_up`. `kv_down` gives
+    # With latent attention queries are `q`, or `query_down`, a norm and `query_up`. `kv_down` gives
     # the latent vector and the key that is rotated, `kv_up` keys and values of all heads.
     "query_down": "self_attn.q_a_proj",
     "query_up": "self_attn.q_b_proj",
@@ -112,7 +112,7 @@ class Family:
     norm: Norm = "rms"  # `rms_plus_one` multiplies by 1 + weight
     norm_bias: bool = False
     norm_eps_key: str = "rms_norm_eps"
-    # Of queries and keys: each head by itself, or the whole projection.
+    # The norm of queries and keys covers each head by itself, or the whole projection.
     qk_norm: QKNorm | None = None
     qk_norm_key: str | None = None  # without it, all models of the family have the norm
 

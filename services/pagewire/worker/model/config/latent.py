@@ -8,7 +8,7 @@ from pagewire.worker.errors import SetupError
 from pagewire.worker.model.config.rope import RopeConfig
 from pagewire.worker.model.config.values import positive
 
-# Of the norms of latent vectors. transformers does not take `rms_norm_eps` for them.
+# The epsilon of the norms of latent vectors: transformers does not take `rms_norm_eps` for them.
 LATENT_NORM_EPS = 1e-6
 MIN_VALUES, MAX_RANK, MAX_ROTATED = 16, 512, 128
 

@@ -85,7 +85,7 @@ _GEMMA3 = replace(
     local_rope=("rope_local_base_freq", 10_000.0),
     window_pattern=6,
     window_pattern_key="sliding_window_pattern",
-    # Published checkpoints leave out whatever is as here.
+    # Published checkpoints leave out keys that have these values.
     defaults={
         "vocab_size": 262208,
         "hidden_size": 2304,

@@ -5,7 +5,7 @@ import struct
 from pathlib import Path
 
 _HEAD = struct.Struct("<Q")
-# What safetensors itself allows for the description of a file's tensors.
+# The largest header, which describes a file's tensors, that safetensors itself allows.
 _MAX_HEADER_BYTES = 100_000_000
 _NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 

@@ -12,7 +12,7 @@ from pagewire.worker.model.config.family import WeightNames
 from pagewire.worker.model.config.stored_dtype import stored_dtype
 from pagewire.worker.model.config.values import positive
 
-# Early heads of the authors have the last name, too.
+# The last one is that of early heads by the authors of EAGLE-3.
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLM")
 NUM_INPUTS = 3
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -25,7 +25,7 @@ _VALUES = {
     "logit_scale": 1.0,
     "is_causal": True,
 }
-# Of `eagle_config`, as Model Optimizer writes it.
+# What `eagle_config` may have, which Model Optimizer writes.
 _EAGLE_VALUES = {
     "use_aux_hidden_state": True,
     "use_input_layernorm_in_first_layer": True,
@@ -39,7 +39,7 @@ _READ = {
     *("rope_theta", "rope_scaling", "rope_parameters", "dtype", "torch_dtype"),
     *("target_hidden_size", "eagle_config", IDS),
 }
-# Without a meaning for the results. Positions are not limited by what a head was trained with.
+# Fields that do not change the results. A head may compute positions that it was not trained with.
 _IGNORED = {
     *("transformers_version", "use_cache", "initializer_range", "attention_dropout", "auto_map"),
     *("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings", "_name_or_path"),

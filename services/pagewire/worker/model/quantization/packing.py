@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pagewire.worker.ops.contract.quantized import RUN
 
-# Of eight values, those that AWQ puts into the bits from the lowest to the highest.
+# The order in which AWQ packs eight values into an int32, from its lowest bits to its highest.
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 

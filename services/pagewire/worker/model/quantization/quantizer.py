@@ -66,7 +66,11 @@ def _grouped(weight: Tensor, scheme: GroupedScheme, dtype: torch.dtype) -> Group
 
 
 def _float4(wide: Tensor, columns: int) -> GroupedWeight:
-    """MXFP4 of `[rows, groups, n]`, whose largest values become 4 to 6 (or less, as 7 to 8 do)."""
+    """The MXFP4 form of `wide [rows, groups, n]`.
+
+    As the OCP Microscaling specification says, a group's scale is 2^(floor(log2(highest)) - 2). So
+    its largest magnitude becomes at least 4 and less than 8, and above 6 it is rounded down to 6.
+    """
     highest = wide.abs().amax(-1)
     exponents = torch.where(highest == 0, -127.0, highest.log2().floor() - 2).clamp(-127, 127)
     scaled = wide / exponents.exp2().unsqueeze(-1)

@@ -103,7 +103,7 @@ class Quantization:
         """The scheme of a layer, by its names in checkpoints; None if it is not quantized."""
         if _any(self.ignored, names):
             return None
-        # A name says more than a pattern, and a pattern more than the class of all linear layers.
+        # Names come before patterns, and patterns before the class of all linear layers.
         for kinds in (("exact",), ("regex", "contains", "path"), ("all",)):
             for rule in self.rules:
                 if _any([target for target in rule.targets if target.kind in kinds], names):

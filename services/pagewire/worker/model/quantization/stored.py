@@ -120,7 +120,10 @@ class StoredLayer:
         return ScaledWeight(stored["weight"], scales, block or (1, self.columns), input_scale)
 
     def _packed_tensors(self, scheme: GroupedScheme) -> dict[str, StoredTensor]:
-        """Those of compressed-tensors: packed along the inputs, zero points along the outputs."""
+        """The tensors of compressed-tensors.
+
+        Weights are packed along the inputs, zero points along the outputs.
+        """
         groups, per_word = -(-self.columns // self._group(scheme)), 32 // scheme.bits
         tensors = {
             "weight_packed": StoredTensor(((self.rows, -(-self.columns // per_word)),), _INT32),
@@ -135,7 +138,7 @@ class StoredLayer:
         return tensors
 
     def _transposed_tensors(self, scheme: GroupedScheme) -> dict[str, StoredTensor]:
-        """Those of GPTQ and AWQ, `[in, out]`: packed along the inputs, and along the outputs."""
+        """The tensors `[in, out]` of GPTQ, packed along the inputs, or AWQ, along the outputs."""
         groups, per_word = -(-self.columns // self._group(scheme)), 32 // scheme.bits
         words = -(-self.rows // per_word)
         awq = self.method == "awq"
@@ -151,7 +154,7 @@ class StoredLayer:
         return tensors
 
     def _mxfp4_tensors(self, scheme: GroupedScheme) -> dict[str, StoredTensor]:
-        """Those of gpt-oss: bytes of two neighbours, by group, and the exponents of scales."""
+        """The tensors of gpt-oss: bytes of two neighbours by group, and exponents of scales."""
         size = self._group(scheme)
         groups = (self.experts, self.rows // self.experts, self.columns // size)
         return {

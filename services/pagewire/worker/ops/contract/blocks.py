@@ -11,12 +11,10 @@ from pagewire.worker.errors import SetupError
 
 # The Triton kernels read this many KV positions as one run, so a block must hold whole runs.
 RUN = 16
-
-
 # The largest value of an FP8 cache, which is in E4M3.
 FP8_LARGEST = 448.0
-# Scales are at least so large, the smallest normal float32: quotients by them are finite.
-LEAST_SCALE = 2.0**-126
+# The smallest normal float32, the least scale: quotients by it are finite.
+MIN_SCALE = 2.0**-126
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +22,7 @@ class KVScales:
     """The scales of a layer's FP8 cache: a key or value of a head is its FP8 numbers times one.
 
     The scale of a token and head is its largest magnitude divided by `FP8_LARGEST`, and at least
-    `LEAST_SCALE`.
+    `MIN_SCALE`.
     """
 
     keys: Tensor  # [num_blocks, kv_heads, block_size] float32, contiguous

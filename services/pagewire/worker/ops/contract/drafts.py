@@ -33,11 +33,11 @@ OUT_OF_STEP = -1  # as REACHED
 
 # The most tokens at the end of a sequence that are compared with earlier ones.
 LONGEST_MATCH = 24
-# So many tokens in a row of a prediction are sure to be no coincidence. So many tokens behind an
-# edit, a single equal one is enough.
+# How many equal tokens in a row find the place in a prediction. Up to `NEAR_EDIT` tokens behind an
+# edit one is enough.
 SURE_MATCH = 3
 NEAR_EDIT = 12
-# Places in a prediction are less.
+# A prediction has fewer tokens than this.
 MAX_PREDICTED = 1 << 24
 
 # The token of a sequence that has had all its tokens before. FAILED is -1.

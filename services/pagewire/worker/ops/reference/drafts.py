@@ -110,7 +110,10 @@ def _guess_from_tokens(history: TokenHistory, slot: int) -> None:
 
 
 def _guess_from_prediction(history: TokenHistory, slot: int, kept: Tensor) -> bool:
-    """The same from its prediction, after it has got the tokens `kept [n]`; False if it cannot."""
+    """Guess the next tokens of one sequence from its prediction; False if it has left that.
+
+    `kept [n]` are the tokens that the step has added.
+    """
     known = history.tokens[slot, : int(history.positions[slot]) + 1]
     most, width = history.guesses.shape[1], history.tokens.shape[1]
     predicted, reached, edit, run = history.predictions[slot].tolist()

@@ -30,7 +30,7 @@ def quantize(x: Tensor, inputs: InputFormat) -> QuantizedInput:
     wide = F.pad(x.float(), (0, missing)).view(tokens, -1, group)  # [tokens, groups, group]
     if inputs.scale is None:
         highest = wide.abs().amax(-1)
-        # By a tensor: on a GPU torch multiplies by the reciprocal of a number.
+        # Divided by a tensor: divided by a number, torch on a GPU multiplies by its reciprocal.
         scales = highest / torch.full_like(highest, largest)
         scales = torch.where(scales == 0, 1.0, scales)  # [tokens, groups]
     else:

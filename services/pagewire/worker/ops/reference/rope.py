@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pagewire.worker.ops.contract.blocks import FP8_LARGEST, LEAST_SCALE, KVScales
+from pagewire.worker.ops.contract.blocks import FP8_LARGEST, MIN_SCALE, KVScales
 from pagewire.worker.ops.reference.linear import norm_linear
 from pagewire.worker.ops.reference.norm import inverse_rms
 
@@ -71,8 +71,8 @@ def qk_norm_rope_kv_write(
 def _write_fp8(x: Tensor, cache: Tensor, scales: Tensor, blocks: Tensor, rows: Tensor) -> None:
     """Write `[tokens, kv_heads, head_dim]` float32 to the rows of blocks, with their scales."""
     highest = x.abs().amax(-1)  # [tokens, kv_heads]
-    # By a tensor: on a GPU torch multiplies by the reciprocal of a number.
-    scale = (highest / torch.full_like(highest, FP8_LARGEST)).clamp(min=LEAST_SCALE)
+    # Divided by a tensor: divided by a number, torch on a GPU multiplies by its reciprocal.
+    scale = (highest / torch.full_like(highest, FP8_LARGEST)).clamp(min=MIN_SCALE)
     scales[blocks, :, rows] = scale
     values = (x / scale[..., None]).to(cache.dtype)
     # As bytes: torch does not index FP8 tensors on every device.

@@ -103,7 +103,7 @@ def noisy_ids(groups: Tensor, group: Tensor, keys: NoiseKeys) -> Tensor:
 
 def logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     at = tokens.long()[:, None]
-    # Of the logits: different ones may have the same log probability after rounding.
+    # Ranks compare logits: different logits may round to the same log probability.
     ranks = (logits > logits.gather(1, at)).sum(-1) + 1
     normalized = logits.float().log_softmax(-1)
     top, ids = normalized.topk(k)

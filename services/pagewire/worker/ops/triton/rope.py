@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagewire.worker.ops.contract.blocks import FP8_LARGEST, LEAST_SCALE, KVScales
+from pagewire.worker.ops.contract.blocks import FP8_LARGEST, MIN_SCALE, KVScales
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
 from pagewire.worker.ops.triton.linear import choose_config, linear, norm_linear
@@ -150,7 +150,7 @@ def qk_norm_rope_kv_write(
         K_NORM=k_norm is not None,
         FP8=scales is not None,
         LARGEST=FP8_LARGEST,
-        LEAST=LEAST_SCALE,
+        LEAST=MIN_SCALE,
         INTERPRETED=qkv.device.type == "cpu",
         PDL=pdl,
         num_warps=config.warps,

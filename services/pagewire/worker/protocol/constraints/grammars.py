@@ -21,12 +21,12 @@ from pagewire.worker.protocol.constraints.token_matcher import StringMatcher, To
 
 log = logging.getLogger(__name__)
 
-# Compilations that are kept. One takes some 100 KB; that of a schema may be two.
+# Compilations that are kept. One takes some 100 KB; a schema may be compiled for two matchers.
 MAX_COMPILED = 512
 # Copies of a compilation share its lexer, which computes one mask at a time. So a grammar that
 # compiles within this many seconds is compiled again for sequences that run at the same time.
 QUICK_SECONDS = 0.02
-# Of one grammar. On few cores masks are computed one after another anyway.
+# The most compilations of one grammar. On one or two cores further ones do not save time.
 MAX_LEXERS = 256 if (os.cpu_count() or 1) > 2 else 1
 
 
@@ -45,7 +45,7 @@ class GrammarError(Exception):
 class Lexer:
     """One compilation of a grammar, and the sequences that share it."""
 
-    matcher: TokenMatcher  # at the beginning
+    matcher: TokenMatcher  # at the beginning of the grammar; sequences get copies
     users: WeakSet[object] = field(default_factory=WeakSet)
 
 
@@ -54,7 +54,7 @@ class Compiled:
     """The compilations of one grammar."""
 
     first: Future[TokenMatcher] = field(default_factory=Future)
-    seconds: float = 0.0  # that the first one took
+    seconds: float = 0.0  # that the first compilation took
     lexers: list[Lexer] = field(default_factory=list)
 
 
@@ -113,7 +113,7 @@ class Grammars:
         )
 
     def _choose(self, compiled: Compiled, user: object) -> Lexer | None:
-        """The lexer with the fewest users, which then has one more; None: compile another."""
+        """The lexer with the fewest users, to which `user` is added; None: compile another."""
         with self._lock:
             lexer = min(compiled.lexers, key=lambda each: len(each.users))
             quick = compiled.seconds < QUICK_SECONDS and len(compiled.lexers) < MAX_LEXERS

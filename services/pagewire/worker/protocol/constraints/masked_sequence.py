@@ -41,16 +41,17 @@ class MaskedSequence:
         self._budget: ReasoningBudget | None = None
         if constraint.reasoning_end:
             self._budget = ReasoningBudget(constraint, grammars.tokenizer)
-        # Whether tokens but the last one are for the matcher alone, once it has begun.
+        # Whether only the matcher takes tokens, apart from the one that ends the output.
         self._simple = self._bans is None and self._budget is None
         self._tokenizer: LLTokenizer | None = None
         self._matcher: TokenMatcher | None = None
-        # Sequences with the same one wait for each other's masks; 0 for one without a grammar.
+        # The identity of the lexer: it computes the masks of its sequences one after the other. 0
+        # without a grammar.
         self.lexer = 0
         # The text after which the matcher begins; None once it has begun.
         self._awaited: bytes | None = constraint.begin_after.encode() or None
         self._tail = b""
-        # Whether the matcher's own mask is the whole truth.
+        # Whether the matcher's mask needs no change: nothing else allows or excludes a token.
         self._plain = False
         if constraint.grammar:
             tokenizer = self._tokenizer = grammars.tokenizer
@@ -71,9 +72,10 @@ class MaskedSequence:
         return None if self._awaited is not None or whole is None else whole.current
 
     def note(self, token: int) -> LLMatcher | None:
-        """Takes the next token, if all that is left to do is that a matcher consumes it.
+        """Takes the next token if one matcher alone follows it, and returns that matcher.
 
-        Returns that matcher; None if nothing is done and `advance` must be called.
+        The caller must make the matcher consume the token. None if the token is not taken: call
+        `advance`.
         """
         matcher = self._matcher
         if matcher is None or not self._simple or self._awaited is not None or token in self._ends:
@@ -100,7 +102,7 @@ class MaskedSequence:
             raise self.refused(token)
 
     def forced_tokens(self) -> list[int]:
-        """The next tokens if the text that must come is cut as the tokenizer cuts it; or none."""
+        """The tokens of the text that must come next, as the tokenizer cuts it; empty if none."""
         if self.ended:
             return []
         if self._budget is not None and (forced := self._budget.forced_token) is not None:
@@ -166,7 +168,7 @@ class MaskedSequence:
             self._tail = self._tail[-len(awaited) :]
             return
         self._awaited = None
-        # A token may go on after the text. What the grammar does not take of it is left alone.
+        # The token may go on behind the text. The matcher gets the rest if the grammar allows it.
         rest = self._tail[at + len(awaited) :]
         if rest and self._matcher is not None:
             tokens = self._tokenizer.tokenize_bytes(rest)

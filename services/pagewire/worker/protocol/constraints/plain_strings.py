@@ -1,4 +1,4 @@
-"""Which grammars of JSON have strings that any plain character may go on, up to their length."""
+"""Which JSON grammars have strings that any plain characters may continue, up to their length."""
 
 import json
 import re
@@ -15,12 +15,12 @@ _OPTIONS = frozenset(("whitespace_pattern", "lenient", "coerce_one_of"))
 
 
 def probe_of(grammar: str) -> str | None:
-    """A character by which a grammar tells how many plain characters may come; None if none does.
+    """A character that shows how many plain characters may come, the probe; None if none does.
 
-    Plain are the characters that JSON strings have as they are, except DEL. If the grammar takes k
-    probes somewhere and no more, it takes each text of at most k plain characters there, and no
-    longer one. For only strings without a pattern take a probe, and other strings that may come
-    in their place are not longer.
+    The plain characters are those that JSON strings need not escape, except DEL. Where the grammar
+    takes k probes and no more, it takes every text of at most k plain characters and no longer one:
+    only strings without a pattern take a probe, and strings that may come in their place are not
+    longer.
     """
     try:
         (part,) = json.loads(grammar)["grammars"]

@@ -207,7 +207,8 @@ class SlotMasks:
                 for masked, sequence in going:
                     masked.forced, masked.taken = sequence.forced_tokens(), sequence.index
                 self._changed.notify_all()
-        # With the lexers first: what waits for each other side by side, so for one thread.
+        # Sorted by lexer: matchers that share one come one after the other, so that one thread
+        # computes their masks.
         matchers: list[tuple[int, int, LLMatcher]] = []
         for masked, sequence in going:
             if (matcher := sequence.matcher) is not None:
@@ -248,9 +249,9 @@ class StepMasks:
         return self.owner.table.words
 
     def forced(self) -> dict[int, list[int]]:
-        """By slot the next tokens of rows whose grammars force some, as one tokenizer cuts them.
+        """The next tokens of rows whose grammars force some, by slot, as the tokenizer cuts them.
 
-        They are guesses: the same text may be cut in other ways. It waits for the tokens before.
+        They are guesses: the same text may be cut in other ways. Waits for the tokens before them.
         """
         return self.owner.forced(self)
 

@@ -8,19 +8,19 @@ from llguidance import LLTokenizer, TokenizerWrapper
 from pagewire.packing import Int32Array
 from pagewire.worker.protocol.constraints.token_bans import Words
 
-# Characters that a string of JSON cannot have as they are. DEL it can.
+# Characters of tokens that are not plain: those that JSON escapes in strings, and DEL, which JSON
+# does not.
 _SPECIAL = frozenset('"\\\x7f') | frozenset(map(chr, range(0x20)))
-
 
 # Where a text of JSON ends: outside of strings, in one, or behind a backslash in one.
 OUTSIDE, INSIDE, ESCAPED = range(3)
 
 
 class StringTokens:
-    """Plain tokens have characters only that strings may have as they are.
+    """The plain tokens of a vocabulary: all their characters may stand in a string unescaped.
 
-    Within a string that may have k more characters, those with at most k of them are allowed. Only
-    the other tokens need a matcher, and they are few.
+    Within a string that may have k more characters, plain tokens of at most k characters are
+    allowed. Only the other tokens need a matcher, and they are few.
     """
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
@@ -31,7 +31,7 @@ class StringTokens:
         self._of_byte = {text[0]: token for text, token in tokens.items() if len(text) == 1}
         lengths = [_plain_length(text) for text in texts]
         for token, text in enumerate(texts):
-            if tokens[text] != token:  # a matcher may allow only one of them
+            if tokens[text] != token:  # of tokens with one text, a matcher may allow only one
                 lengths[token] = lengths[tokens[text]] = 0
             elif lengths[token] and not self._of_byte.keys() >= set(text):
                 lengths[token] = 0
@@ -58,7 +58,10 @@ class StringTokens:
         return [self._of_byte[byte] for byte in self._texts[token]]
 
     def probes(self, character: str) -> list[int]:
-        """An ASCII character more often than any plain token has it; empty if no token is it."""
+        """An ASCII character, repeated more often than in any plain token.
+
+        Empty if no token is the character.
+        """
         token = self._of_byte.get(ord(character))
         return [] if token is None else [token] * (self.longest + 16)
 
@@ -85,7 +88,7 @@ class _Vocabulary:
         self.special_token_ids = [i for i, text in enumerate(tokens) if whole.is_special_token(i)]
 
     def __call__(self, text: bytes) -> list[int]:
-        """Only where text is forced, which is not so within a string that is not full."""
+        """Never called: a matcher would cut forced text with it, and plain strings have none."""
         raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""Tokens that may come by their ids alone: a list of allowed ones, and banned sequences."""
+"""Constraints on token ids alone: a list of allowed tokens, and banned sequences of tokens."""
 
 from collections import defaultdict, deque
 
@@ -11,16 +11,16 @@ Words = NDArray[np.int32]  # bit i % 32 of word i // 32 is set if token i may co
 
 
 class TokenBans:
-    """Follows the output of a sequence. A step costs a look at the bans that end its last token."""
+    """Follows the output of a sequence and excludes tokens by their ids."""
 
     def __init__(self, constraint: Constraint, words: int) -> None:
-        """`words` of 32 bits are in a mask."""
+        """`words`: how many words of 32 bits a mask has."""
         self._constraint = constraint
         self._static = np.full(words, -1, np.int32)
         if len(constraint.allowed_token_ids):
             self._static[:] = 0
             set_bits(self._static, constraint.allowed_token_ids.astype(np.int64))
-        # By the token before the last one: the tokens before that one, and the last one.
+        # Banned sequences, by their last token but one: all tokens but the last, and the last.
         self._bans: dict[int, list[tuple[list[int], int]]] = defaultdict(list)
         longest = 1
         for *before, last in constraint.banned():

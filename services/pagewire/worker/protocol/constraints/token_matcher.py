@@ -1,4 +1,4 @@
-"""The matcher of a sequence, with a short way through strings of JSON."""
+"""The matcher of a sequence, with a second, faster one within strings of JSON."""
 
 from dataclasses import dataclass
 
@@ -40,16 +40,17 @@ class TokenMatcher:
         self._left = 0
 
     def copy(self) -> "TokenMatcher":
-        """One at the beginning; self must be there too."""
+        """A copy; both are at the beginning of the grammar."""
         string = self._string
         if string is not None:
             string = StringMatcher(string.others.deep_copy(), string.tokens, string.probes)
         return TokenMatcher(self.whole.deep_copy(), string)
 
     def note(self, token: int) -> LLMatcher | None:
-        """Takes the next token, if all that is left to do is that a matcher consumes it.
+        """Takes the next token if one matcher alone follows it, and returns that matcher.
 
-        Returns that matcher; None if nothing is done and `consume` must be called.
+        The caller must make the matcher consume the token. None if the token is not taken: call
+        `consume`.
         """
         string = self._string
         if string is None:
@@ -58,8 +59,8 @@ class TokenMatcher:
             return None
         tokens, before = string.tokens, self._place
         if tokens.lengths[token]:
-            # Outside of strings, or in a literal, where plain tokens change nothing. After an
-            # escape they may, but what comes next in the string does so too.
+            # Outside of strings and in literals, plain tokens do not change whether a string
+            # begins. Behind a backslash `consume` looks again.
             if before == ESCAPED:
                 return None
         else:

@@ -7,19 +7,19 @@ import numpy as np
 
 from pagewire.packing import Int32Array
 
-# The tokens at the end of the output that must be in the prediction, and the most compared.
+# How many tokens at the end of the output must be in the prediction, and how many are compared.
 SHORTEST_MATCH = 3
 LONGEST_MATCH = 24
-# So many tokens behind the last place in step, one equal token is enough: an edit replaces a few
-# tokens by others, and goes on behind them.
+# Up to so many tokens behind the place where an edit began, one equal token is a match: most edits
+# replace only a few tokens.
 NEAR = 12
 
 
 class PredictionDrafter:
     """The prediction of one sequence, and the place in it that the output has reached.
 
-    In step it costs a comparison a token. After an edit one array operation finds the places of the
-    last token, and compares the tokens before them.
+    While the output follows the prediction, a token costs one comparison. After an edit, array
+    operations find the places of the last token and compare the tokens before them.
     """
 
     __slots__ = ("_at", "_lost", "_lost_at", "_recent", "_right", "_tokens")
@@ -31,7 +31,7 @@ class PredictionDrafter:
         # The place of the next token, and how many tokens before it were right without a gap.
         self._at = 0
         self._right = 0
-        # Out of step: the last token was another one. The place where that began.
+        # Whether the output has left the prediction, and the place where it did.
         self._lost = len(output) > 0
         self._lost_at = min(len(output), len(tokens))
 
@@ -52,19 +52,20 @@ class PredictionDrafter:
 
     @property
     def ready(self) -> bool:
-        """Whether the output is in step with the prediction, after a search if it was not."""
+        """Whether the output follows the prediction, after a search if it had left it."""
         if self._lost and (found := self._search()) is not None:
             self._at, self._lost = found, False
         return not self._lost and self._at < len(self._tokens)
 
     def draft(self, most: int) -> Int32Array:
-        """At most `most` tokens that may come next `[n]`; to be called if it is `ready`."""
+        """At most `most` tokens `[n]` that may come next; call it only if it is `ready`."""
         return self._tokens[self._at : self._at + max(0, most)]
 
     def _search(self) -> int | None:
-        """The place behind the longest match of the output's end; None if no match is sure enough.
+        """The place behind the longest match of the output's end; None if no match is good enough.
 
-        Of several it is the first one behind the edit. A shorter match counts near the edit.
+        Of several longest matches, the first one behind the edit counts. A match shorter than
+        `SHORTEST_MATCH` counts only near the edit.
         """
         tokens, recent = self._tokens, self._recent
         behind = np.flatnonzero(tokens == recent[-1]) + 1

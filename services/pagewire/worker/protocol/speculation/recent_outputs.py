@@ -1,8 +1,7 @@
 """Drafts from recent outputs of the same cache salt.
 
 Each salt has an object of its own, so no draft shows tokens of another salt, as with the prefix
-cache. Memory is bounded: `MAX_SALTS` times 384 KiB, of which a salt takes its part with its first
-output.
+cache. Memory is bounded by `MAX_SALTS` times 384 KiB. A salt takes none before its first output.
 """
 
 from collections import OrderedDict
@@ -12,11 +11,11 @@ from numpy.typing import NDArray
 
 from pagewire.packing import Int32Array
 
-# Tokens that must be equal.
+# How many tokens at the end of an output must be equal.
 MATCH = 4
-# Tokens that are kept of one salt, a power of two.
+# Tokens that are kept of one salt.
 CAPACITY = 1 << 15
-# Places of the index, a power of two.
+# The index has 2^_BITS places.
 _BITS = 16
 MAX_SALTS = 64
 
@@ -76,7 +75,7 @@ class RecentBySalt:
         self._salts: OrderedDict[str, RecentOutputs] = OrderedDict()
 
     def of(self, salt: str) -> RecentOutputs:
-        """Those of a salt. The salt that was asked for longest ago may be dropped."""
+        """The recent outputs of a salt. The salt that was used longest ago may be dropped."""
         found = self._salts.get(salt)
         if found is None:
             found = self._salts[salt] = RecentOutputs()
@@ -97,7 +96,7 @@ def _slots(tokens: Int32Array) -> NDArray[np.intp]:
 
 
 def _slot(last: Int32Array) -> int:
-    """The same of one run `[MATCH]`; with integers of Python it takes a tenth of the time."""
+    """`_slots` of one run `[MATCH]`; Python's integers take a tenth of numpy's time for it."""
     hashed = 0
     for token in last.tolist():
         hashed = hashed * _FACTOR + token & _WORD

@@ -1,10 +1,11 @@
-"""The drafts of one sequence: by the first drafter that has some.
+"""The drafts of one sequence, made by the first drafter that has some.
 
-The client's prediction comes first, then the sequence's own tokens, then recent outputs of its
-salt, then a draft model, whose drafts alone take time. It comes before the sequence's own tokens
-where it is right so much more often that this pays for the time. Tokens that the grammar forces
-come before all, unless one of these goes on behind the same tokens. A row has the drafts of one
-drafter, which learns from them how many to make.
+The order is: the tokens that the grammar forces, the client's prediction, the sequence's own
+tokens, recent outputs of its salt, the draft model. There are two exceptions. Only the draft model
+takes time; it comes before the sequence's own tokens and recent outputs where it is right often
+enough to pay for that. Another drafter's drafts replace those of the grammar if they begin with the
+same tokens and are longer. All drafts of a row come from one drafter, and their results set how
+many it makes next.
 """
 
 from collections.abc import Sequence
@@ -20,8 +21,8 @@ from pagewire.worker.protocol.speculation.suffix_drafter import SuffixDrafter
 
 # Output tokens that are added to the recent outputs together.
 PUBLISHED = 64
-# Of drafts, before the first results: a client knows its text, and a tokenizer can cut the text
-# that a grammar forces in few other ways.
+# The part of the drafts that counts as right before the first results, for two drafters: clients
+# predict what they expect, and forced text can be cut into tokens in few ways.
 LIKELY_RIGHT = 0.9
 
 NO_DRAFTS = np.empty(0, np.int32)
@@ -56,8 +57,16 @@ class SequenceDrafts:
         most: int,
         model_cost: float | None = None,
     ) -> None:
-        """`known [n]` are prompt and output so far, `recent` the outputs of the salt, and `most`
-        the most drafts of a row. `model_cost` as in `Limits.draft_cost`."""
+        """The drafters of a sequence that enters a slot.
+
+        Args:
+            known: `[n]`, the tokens of its prompt and of its output so far.
+            num_prompt: how many of them are the prompt's.
+            prediction: `[m]`, the client's prediction; empty if it gave none.
+            recent: the recent outputs of its salt.
+            most: the most drafts of a row.
+            model_cost: see `Limits.draft_cost`; None without a draft model.
+        """
         self.drafter = NO_DRAFTER
         self._suffix = SuffixDrafter(known)
         self._suffix_length = DraftLength(most)
@@ -70,13 +79,13 @@ class SequenceDrafts:
         self._recent_length = DraftLength(most)
         self._model_cost = model_cost
         self._model_length = DraftLength(most, cost=model_cost or 0.0)
-        # Known tokens before this place are published, or are none of the output.
+        # Known tokens before this place are published or belong to the prompt.
         self._published = num_prompt
 
     def draft(self, rows: int, most: int, forced: Sequence[int] = ()) -> Int32Array:
-        """At most `most` tokens that may come next `[n]`, in a step of so many decode rows.
+        """At most `most` tokens `[n]` that may come next, in a step of `rows` decode rows.
 
-        `forced` are tokens of the text that the grammar forces.
+        `forced` are the tokens of the text that the grammar forces.
         """
         guess = self._guess(rows, most)
         if forced and (length := self._grammar_length.next(rows)):
@@ -131,7 +140,7 @@ class SequenceDrafts:
         """Adds the latest output tokens to the recent outputs."""
         known = self._suffix.tokens
         if len(known) > self._published:
-            # With what came before, because a match is in front of its drafts.
+            # With the `MATCH` tokens before them, which find the first of them.
             self._recent.add(known[max(0, self._published - MATCH) :])
             self._published = len(known)
 

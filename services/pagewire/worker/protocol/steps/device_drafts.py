@@ -1,8 +1,8 @@
 """The drafts of all slots of one stream whose backend makes them, while steps run ahead of results.
 
-Here it is decided how many rows each sequence has in a step. Which tokens its drafts are, and how
-many of them are right, is known with the result. Until then the position of a sequence has a lower
-bound, one token for each step in flight, and an upper one, all drafts.
+This module decides how many rows each sequence has in a step. The tokens of its drafts, and how
+many of them are right, are known only with the step's result. Until then the position of a sequence
+has two bounds: each step in flight adds at least one token, and at most one for each of its rows.
 """
 
 from collections import deque
@@ -19,12 +19,13 @@ from pagewire.worker.protocol.steps.draft_rows import first_rows, taken_counts, 
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.step import Start
 
-# A result counts as much as all that come after the next four.
+# As in draft_length.py: each result reduces the weight of earlier ones by `MEMORY`, and the rate
+# before the first results counts as much as the results of `TRIED_BEFORE` drafts.
 MEMORY = 0.8
-# Before the first results: so many drafts, of which this part was right. A client knows its text.
 TRIED_BEFORE = 2.0
+# That rate, without and with a prediction of the client.
 RIGHT_BEFORE, PREDICTED_BEFORE = 0.5, 0.9
-# With more than a few sequences the drafts are chosen again after so many steps only.
+# With more than `FEW_SEQUENCES`, a choice of drafts holds for so many further steps.
 STEPS_UNCHANGED = 8
 
 
@@ -33,9 +34,10 @@ class _Result:
     """The result of a step's decode rows."""
 
     slots: Int32Array  # [sequences]
-    more: Int32Array  # [sequences], tokens beside the first
+    more: Int32Array  # [sequences], tokens after the first
     drafted: Int32Array  # [sequences], rows of drafts
-    right: NDArray[np.bool_]  # [sequences], whether the first guess, computed or not, was right
+    # [sequences], whether the first guess was right; there is one even if no row checked it.
+    right: NDArray[np.bool_]
 
 
 class DeviceDrafts:
@@ -49,12 +51,12 @@ class DeviceDrafts:
         self._longest = np.zeros(n, np.int32)  # the most tokens whose KV is computed
         # Drafts of steps in flight, any of which may turn out to be right.
         self._ahead = np.zeros(n, np.int32)
-        # Whether a draft's row may be drawn beside the row before it. It may not if its penalties
-        # or its grammar's mask depend on that row's token.
+        # Whether a draft's row may be sampled together with the row before it. It may not if its
+        # penalties or its grammar's mask depend on that row's token.
         self._independent = np.zeros(n, np.bool_)
         self._tried = np.zeros(n, np.float64)
         self._right = np.zeros(n, np.float64)
-        self._results: deque[_Result] = deque()  # of another thread
+        self._results: deque[_Result] = deque()  # `take` adds them on another thread
         # The last choice: for which slots, the drafts of each, and the steps for which it holds.
         self._chosen = (np.empty(0, np.int32), np.empty(0, np.int32), 0)
 
@@ -71,9 +73,9 @@ class DeviceDrafts:
         self._right[slot] = TRIED_BEFORE * right
 
     def ended(self, slots: Int32Array, generated: Int32Array) -> NDArray[np.bool_]:
-        """Which of `slots [n]` surely have had all their tokens.
+        """Which of `slots [n]` have certainly got all their tokens.
 
-        `generated [n]` is how many they had at least. The device knows of the others.
+        `generated [n]` is how many each has at least. Only the device knows whether others end.
         """
         ended: NDArray[np.bool_] = generated >= self._ends[slots]
         return ended
@@ -125,14 +127,14 @@ class DeviceDrafts:
     def settle(self) -> list[tuple[Int32Array, Int32Array]]:
         """Takes the results so far into account, on the thread that plans.
 
-        Returns the slots of each result, and their tokens beside the first.
+        Returns the slots of each result, and how many tokens each has after its first.
         """
         settled = []
         while self._results:
             result = self._results.popleft()
             slots, more, drafted = result.slots, result.more, result.drafted
             self._ahead[slots] -= drafted
-            # Drafts behind the first wrong one say nothing.
+            # Drafts behind the first wrong one were not checked.
             computed = drafted > 0
             tried = np.where(computed, np.minimum(more + 1, drafted), 1)
             right = np.where(computed, more, result.right)

@@ -112,15 +112,15 @@ class DevicePlan:
     copies: BlockCopies | None = None
     host_copies: StepHostCopies | None = None
     masks: StepMasks | None = None  # None: no row is constrained
-    # [decodes], the input of each decode row that is a draft, NO_DRAFT for the others. The drafts
-    # of a slot follow its row: positions and indices ascend. A draft belongs to the output if all
-    # drafts before it do, and the row before it draws the same token. None: no row is a draft.
-    # Those that the device makes are FROM_DEVICE. Where steps run ahead of results, positions and
-    # indices are then what they would be if no draft of the steps in flight were right: the device
-    # knows the true ones.
+    # [decodes], the input of each decode row that is a draft, NO_DRAFT for the others; None: no row
+    # is a draft. The drafts of a slot follow its row: positions and indices ascend. A draft belongs
+    # to the output if all drafts before it do and the row before it samples the same token.
+    # FROM_DEVICE is a draft that the device makes. With such drafts, where steps run ahead of
+    # results, positions and indices assume that no draft of the steps in flight is right: the
+    # device knows the true ones.
     drafts: Int32Array | None = None
-    # [sequences that sample], of a plan with drafts: the Drafter (worker.proto) of each one's.
-    # None: the outcome says it.
+    # [sequences that sample], which Drafter of worker.proto made the drafts of each; None: the plan
+    # has no drafts, or the outcome names their drafters.
     drafters: Int32Array | None = None
 
     @property

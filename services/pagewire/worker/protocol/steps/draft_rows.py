@@ -18,15 +18,15 @@ from pagewire.worker.protocol.steps.logprob_rows import LogprobRows, Logprobs
 def with_drafts(plan: DevicePlan, drafts: list[Int32Array], drafters: list[int]) -> DevicePlan:
     """The plan with the drafts of each decode row `[decodes]`; some row has at least one.
 
-    `drafters [decodes]` made them: a Drafter in worker.proto for each row that has some. Those of a
-    draft model are FROM_DEVICE, and follow when the step is computed.
+    `drafters [decodes]` says which Drafter of worker.proto made the drafts of each row that has
+    some. A draft model's drafts are FROM_DEVICE: the device makes them when the step is computed.
     """
     counts = np.array([1 + len(each) for each in drafts], np.int32)
     return _with_rows(plan, counts, drafts, np.array(drafters, np.int32))
 
 
 def with_device_drafts(plan: DevicePlan, lengths: Int32Array) -> DevicePlan:
-    """The plan with so many drafts of each decode row `[decodes]`, which the device guesses."""
+    """The plan with `lengths [decodes]` drafts behind each decode row, made by the device."""
     drafts = [np.full(lengths.sum(), FROM_DEVICE, np.int32)]
     return _with_rows(plan, 1 + lengths, drafts, None)
 
@@ -69,14 +69,14 @@ def _with_rows(
 
 @dataclass(frozen=True, slots=True)
 class TakenRows:
-    """The sampling rows of a step that an output has got, and how they answer the step."""
+    """The sampling rows of a step whose tokens belong to outputs, and how they answer the step."""
 
     slots: Int32Array  # [taken]
     tokens: Int32Array  # [taken]
     logprobs: Logprobs | None
     # [tokens of the answer], the taken row of each, -1 for a failed sequence; None: all, in order.
     rows: Int32Array | None
-    counts: Int32Array  # [rows of the answer], tokens of each
+    counts: Int32Array  # [rows of the answer], how many tokens each has
 
     @classmethod
     def of(
@@ -112,7 +112,7 @@ class TakenRows:
 
 
 def taken_counts(plan: DevicePlan, taken: NDArray[np.bool_]) -> Int32Array:
-    """How many of its rows each sequence of a plan with drafts has got, `[sequences]`."""
+    """How many rows of each sequence of a plan with drafts are `taken [rows]`, `[sequences]`."""
     firsts = first_rows(plan)
     counts: Int32Array = np.add.reduceat(taken, firsts, dtype=np.int32)
     return counts
@@ -120,9 +120,9 @@ def taken_counts(plan: DevicePlan, taken: NDArray[np.bool_]) -> Int32Array:
 
 @dataclass(frozen=True, slots=True)
 class DraftReport:
-    """The drafts of a step and how many were right: `[sequences]` that had some, in order."""
+    """The drafts of a step and how many were right, each `[sequences with drafts]`, in order."""
 
-    sequences: NDArray[np.intp]  # which of those that sample
+    sequences: NDArray[np.intp]  # places among the sequences that sample
     drafters: Int32Array
     drafted: Int32Array
     accepted: Int32Array
@@ -135,7 +135,10 @@ class DraftReport:
         drafted: Int32Array | None = None,
         drafters: Int32Array | None = None,
     ) -> "DraftReport":
-        """Of a plan with drafts whose rows are `taken [rows]`; the others as in `Outcome`."""
+        """The report of a plan with drafts whose rows are `taken [rows]`.
+
+        `drafted` and `drafters` as in `Outcome`.
+        """
         if drafted is None:
             rows = np.diff(first_rows(plan), append=len(plan.sample_slots))
             drafted = rows.astype(np.int32) - np.int32(1)

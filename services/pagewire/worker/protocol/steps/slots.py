@@ -98,8 +98,8 @@ class Slots:
         self._filtered = np.zeros(n, np.bool_)
         self._constrained = np.zeros(n, np.bool_)
         self._logprobs = np.full(n, _NO_LOGPROBS, np.int8)  # likeliest tokens to return
-        # Of the prompt: likeliest tokens to return, and the positions of the first row that gives a
-        # log probability and of the first one after these.
+        # For prompt tokens: the likeliest tokens to return, and the positions of the first row that
+        # gives a log probability and of the row behind the last one.
         self._prompt_top = np.full(n, _NO_LOGPROBS, np.int8)
         self._prompt_begin = np.zeros(n, np.int32)
         self._prompt_end = np.zeros(n, np.int32)

@@ -47,9 +47,9 @@ from pagewire.worker.runtime.timer import DeviceTimer
 
 # Rows of the largest step with drafts. Larger ones are bound by computing, not by reading weights,
 # so that no draft pays.
-MOST_DRAFTED_ROWS = 512
-# The kernels of more rows of a prompt are those of bodies.
-MOST_PROMPT_ROWS = 512
+MAX_DRAFTED_ROWS = 512
+# With more rows of a prompt, the head has the same kernels as the bodies of mixed steps.
+MAX_PROMPT_ROWS = 512
 # Numbers of rows for which steps with shared prefixes are captured.
 SHARED_BUCKETS = (8, 16, *range(32, 1024, 32))
 
@@ -218,7 +218,7 @@ class GraphBackend(EagerBackend):
             yield partial(self._dummy_prompt_logprobs, longest, width)
         # The last rows of a chunk are any number. The head has kernels for such numbers, too.
         vocabulary = self._decoder.config.vocab_size
-        for count in _buckets(min(longest, prompt_rows_at_once(vocabulary), MOST_PROMPT_ROWS)):
+        for count in _buckets(min(longest, prompt_rows_at_once(vocabulary), MAX_PROMPT_ROWS)):
             yield partial(self._dummy_prompt_logprobs, count, 0)
 
     def _dummy_prompt_logprobs(self, tokens: int, width: int) -> Tensor:
@@ -316,7 +316,7 @@ def decode_buckets(limits: Limits) -> list[int]:
     if not limits.drafts_on_device:
         return buckets
     drafted = limits.num_slots * (1 + limits.max_drafts)
-    most = min(drafted, max(MOST_DRAFTED_ROWS, buckets[-1]), limits.max_num_batched_tokens)
+    most = min(drafted, max(MAX_DRAFTED_ROWS, buckets[-1]), limits.max_num_batched_tokens)
     return sorted({*buckets, *_buckets(most)})
 
 

@@ -14,7 +14,7 @@ from pagewire.worker.protocol.steps.device_plan import DevicePlan
 from pagewire.worker.protocol.steps.draft_rows import first_rows, places_of
 from pagewire.worker.runtime.eager import EagerHandle
 
-# By SUFFIX and PREDICTION of the device.
+# The drafters of worker.proto, indexed by SUFFIX and PREDICTION of `ops.contract.drafts`.
 DRAFTER = np.array([pb.DRAFTER_SUFFIX, pb.DRAFTER_PREDICTION], np.int32)
 
 

@@ -1,18 +1,18 @@
 """The kernels of a mixture of experts; `layer` chooses among them.
 
-`routing` chooses experts, `rows` sorts tokens by expert, and `products` multiplies the rows of each
-expert by its weights: plain ones (`gemm`, and `hopper` for many tokens), those in eight bits with
-such inputs (`scaled_gemm`), or packed ones (`packed_gemm`). `config` has the tiles, which `tuning`
-may measure. `weighted_sum` adds the results to the residual stream. Few tokens are not sorted:
-`vector` and `packed_vector` compute their experts.
+`routing` chooses experts, `rows` sorts tokens by expert, and `projections` multiplies the rows of
+each expert by its weights: plain ones (`gemm`, and `hopper` for many tokens), those in eight bits
+with such inputs (`scaled_gemm`), or packed ones (`packed_gemm`). `config` has the tiles, which
+`tuning` may measure. `weighted_sum` adds the results to the residual stream. Few tokens are not
+sorted: `vector` and `packed_vector` compute their experts.
 
 No kernel uses atomics and no grid depends on what a router chose, so a step can be captured in a
-graph. Each sum of a token has an order of its own, which other tokens do not change; few tokens
-have another one than many.
+graph. Other tokens do not change the order of a token's sums; only the order for few tokens differs
+from that for many.
 """
 
 from pagewire.worker.ops.triton.experts.layer import experts_add, norm_route
-from pagewire.worker.ops.triton.experts.products import experts_down, experts_gate_up_silu_mul
+from pagewire.worker.ops.triton.experts.projections import experts_down, experts_gate_up_silu_mul
 from pagewire.worker.ops.triton.experts.routing import route
 from pagewire.worker.ops.triton.experts.rows import sort_by_expert
 from pagewire.worker.ops.triton.experts.weighted_sum import add_experts

@@ -122,9 +122,9 @@ def gemm_config(pairs: int, num_experts: int, item_size: int = 2) -> GemmConfig:
 
 
 def vector_configs(top_k: int, k: int, item_size: int) -> tuple[RowsConfig, RowsConfig]:
-    """Choose the programs of both products for few tokens; `item_size` is the bytes of a weight.
+    """Choose the programs of both projections for few tokens; `item_size` is a weight's bytes.
 
-    `k` is the columns of the first product. The second one multiplies the rows of all experts of a
+    `k` is the columns of the first one. The second one multiplies the rows of all experts of a
     token side by side.
     """
     slots = next_power_of_2(top_k)

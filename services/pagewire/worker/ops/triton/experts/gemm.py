@@ -95,7 +95,7 @@ def _grouped_kernel(
     )  # fmt: skip
 
 
-def plain_product(
+def multiply_plain(
     x: Tensor,
     weight: Tensor,
     out: Tensor,

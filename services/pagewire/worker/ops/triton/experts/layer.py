@@ -20,7 +20,7 @@ from pagewire.worker.ops.triton.experts.packed_vector import (
     packed_down_add,
     packed_gate_up,
 )
-from pagewire.worker.ops.triton.experts.products import experts_down, experts_gate_up_silu_mul
+from pagewire.worker.ops.triton.experts.projections import experts_down, experts_gate_up_silu_mul
 from pagewire.worker.ops.triton.experts.routing import choose, route
 from pagewire.worker.ops.triton.experts.rows import sort_by_expert
 from pagewire.worker.ops.triton.experts.vector import (

@@ -225,7 +225,7 @@ def _packed_kernel(
     )  # fmt: skip
 
 
-def packed_product(
+def multiply_packed(
     x: Tensor,
     weight: GroupedWeight,
     out: Tensor,

@@ -138,7 +138,7 @@ def _scaled_kernel(
     )  # fmt: skip
 
 
-def scaled_product(
+def multiply_scaled(
     x: QuantizedInput,
     weight: ScaledWeight,
     out: Tensor,

@@ -1,4 +1,4 @@
-"""What the products of experts share: the order of tiles, activations, and how a tile is stored."""
+"""What the GEMMs of experts share: the order of tiles, activations, and how a tile is stored."""
 
 from __future__ import annotations
 

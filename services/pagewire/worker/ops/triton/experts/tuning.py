@@ -19,7 +19,7 @@ from pagewire.worker.ops.triton.experts.config import (
     keep_config,
     table_config,
 )
-from pagewire.worker.ops.triton.experts.products import experts_down, experts_gate_up_silu_mul
+from pagewire.worker.ops.triton.experts.projections import experts_down, experts_gate_up_silu_mul
 from pagewire.worker.ops.triton.experts.rows import sort_by_expert
 
 log = logging.getLogger(__name__)

@@ -1,5 +1,4 @@
-"""The gated activation of the mode: it has the bits of the kernel of few tokens, which computes it
-behind its GEMM."""
+"""The gated activation, with the same bits as the GEMM of few tokens, which applies it itself."""
 
 from __future__ import annotations
 

@@ -74,9 +74,9 @@ def decode_attention(
     out: Tensor | None = None,
     config: SegmentDecodeConfig | None = None,
 ) -> Tensor:
-    """Implement `AttentionOps.decode_attention` of layers of one form.
+    """Implement `AttentionOps.decode_attention` without windows, soft caps and sinks.
 
-    It has no windows, soft caps and sinks, and `beside_prefill` changes nothing.
+    `beside_prefill` changes nothing.
     """
     check_layout(q, k_cache, v_cache, scales)
     check_options(window, soft_cap, sinks)

@@ -1,4 +1,4 @@
-"""The tiles of products with quantized weights."""
+"""The tiles of GEMMs with quantized weights."""
 
 from __future__ import annotations
 

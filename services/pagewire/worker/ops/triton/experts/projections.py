@@ -1,4 +1,4 @@
-"""The two products of a layer with experts, by the kind of its weights."""
+"""The two projections of a layer with experts, by the kind of its weights."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pagewire.worker.ops.contract.quantized import (
     QuantizedInput,
 )
 from pagewire.worker.ops.triton.experts.config import GemmConfig
-from pagewire.worker.ops.triton.experts.gemm import plain_product
-from pagewire.worker.ops.triton.experts.packed_gemm import packed_product
-from pagewire.worker.ops.triton.experts.scaled_gemm import scaled_product
+from pagewire.worker.ops.triton.experts.gemm import multiply_plain
+from pagewire.worker.ops.triton.experts.packed_gemm import multiply_packed
+from pagewire.worker.ops.triton.experts.scaled_gemm import multiply_scaled
 
 
 def experts_gate_up_silu_mul(
@@ -26,7 +26,7 @@ def experts_gate_up_silu_mul(
     config: GemmConfig | None = None,
 ) -> Tensor:
     """Implement `ExpertOps.experts_gate_up_silu_mul`."""
-    return _product(x, weight, rows, bias, clamp, config, gated=True)
+    return _project(x, weight, rows, bias, clamp, config, gated=True)
 
 
 def experts_down(
@@ -38,10 +38,10 @@ def experts_down(
     config: GemmConfig | None = None,
 ) -> Tensor:
     """Implement `ExpertOps.experts_down`."""
-    return _product(x, weight, rows, bias, None, config, gated=False)
+    return _project(x, weight, rows, bias, None, config, gated=False)
 
 
-def _product(
+def _project(
     x: Tensor | QuantizedInput,
     weight: LinearWeight,
     rows: ExpertRows,
@@ -51,7 +51,7 @@ def _product(
     *,
     gated: bool,
 ) -> Tensor:
-    """Return the product for each row. All tensors but a plain `x` are contiguous."""
+    """Return the projection of each row. All tensors but a plain `x` are contiguous."""
     experts = len(rows.starts) - 1
     features = weight.shape[1] if isinstance(weight, Tensor) else weight.shape[0] // experts
     out = rows.pairs.new_empty((len(rows.pairs), features // (1 + gated)), dtype=x.dtype)
@@ -59,9 +59,9 @@ def _product(
         return out
     if isinstance(weight, Tensor):
         assert isinstance(x, Tensor)
-        return plain_product(x, weight, out, rows, bias, clamp, config, gated=gated)
+        return multiply_plain(x, weight, out, rows, bias, clamp, config, gated=gated)
     if isinstance(weight, GroupedWeight):
         assert isinstance(x, Tensor)
-        return packed_product(x, weight, out, rows, bias, clamp, config, gated=gated)
+        return multiply_packed(x, weight, out, rows, bias, clamp, config, gated=gated)
     assert isinstance(x, QuantizedInput)
-    return scaled_product(x, weight, out, rows, bias, clamp, config, gated=gated)
+    return multiply_scaled(x, weight, out, rows, bias, clamp, config, gated=gated)
