@@ -79,6 +79,10 @@ def _fail(error: Exception, status: int) -> NoReturn:
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "pagewire"
     text = error.format_message() if hasattr(error, "format_message") else str(error)
+    bad_value = type(error) is typer.BadParameter  # its message says what is valid
+    suggests = text.endswith("?") or getattr(error, "possibilities", None)
+    if text and status == 2 and context and not bad_value and not suggests:
+        text = f"{text.removesuffix('.')}; see `{command} --help`"
     if text:  # empty if the help text has been shown
         print(f"{command}: {text}", file=sys.stderr)
     sys.exit(status)

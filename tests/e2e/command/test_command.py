@@ -89,6 +89,12 @@ def test_what_the_program_does_not_honour_is_refused_by_name(stack, params, fiel
     assert caught.value.field == field
 
 
+def test_a_constraint_is_refused_because_a_program_takes_none(stack):
+    params = PARAMS.replace(allowed_token_ids=[5])
+    with pytest.raises(RequestError, match=r"no constraints, .* an external program"):
+        stack.tokens(PROMPT, params=params)
+
+
 @pytest.mark.parametrize("victim", ["worker", "program"])
 def test_a_killed_process_changes_nothing(stack, victim):
     asked = prompts(8)

@@ -113,7 +113,12 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         (["worker"], {"PAGEWIRE_OPS": "cuda"}, ["PAGEWIRE_OPS", "'cuda'", "triton"]),
         (["run", "--workers", "0"], {}, ["--workers", "0 is out of range", "1 to 1024"]),
         (["gateway", "--prot", "1"], {}, ["--prot"]),
-        (["wroker"], {}, ["wroker"]),
+        (["wroker"], {}, ["wroker", "Did you mean 'worker'?"]),
+        (["serve"], {}, ["No such command 'serve'; see `pagewire --help`"]),
+        (["run", "org/name"], {}, ["extra argument(s) (org/name); see `pagewire run --help`"]),
+        (["run", "--zzzz", "2"], {}, ["No such option: --zzzz; see `pagewire run --help`"]),
+        (["keys", "new"], {}, ["Missing argument 'name'; see `pagewire keys new --help`"]),
+        (["run", "--port"], {}, ["'--port' requires an argument."]),
     ],
 )
 def test_bad_values_end_with_status_2_and_one_line(

@@ -1,5 +1,6 @@
 """Free ports for servers of this machine."""
 
+import re
 import socket
 from pathlib import Path
 
@@ -54,6 +55,7 @@ def test_a_claimed_port_can_be_listened_on() -> None:
 
 
 @pytest.mark.parametrize("port", [0, 8000])
-def test_a_host_of_another_machine_is_named(port: int) -> None:
-    with pytest.raises(CommandError, match=r"192\.0\.2\.1 port .*--port"):
-        claim_port("192.0.2.1", port, "--port")
+@pytest.mark.parametrize("host", ["192.0.2.1", "999.1.1.1"])
+def test_a_host_of_another_machine_is_named(host: str, port: int) -> None:
+    with pytest.raises(CommandError, match=rf"{re.escape(host)} port {port}: .* --grpc-host$"):
+        claim_port(host, port, "--grpc-port")

@@ -19,15 +19,17 @@ _offered: set[int] = set()
 def claim_port(host: str, port: int, flag: str) -> int:
     """The port to listen on: `port`, or a free one if it is 0.
 
-    The port is free when this returns, but not reserved. CommandError names `flag` if it is in
-    use.
+    The port is free when this returns, but not reserved. CommandError names `flag` if the port
+    cannot be used, and the flag of the host if that is no address of this machine.
     """
     try:
         return _bound(host, port) if port else free_port(host)
     except OSError as error:
+        remedy = f"give another with {flag}, or 0 for any free one"
+        if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+            remedy = f"give an address of this machine with {flag.replace('port', 'host')}"
         raise CommandError(
-            f"cannot listen on {host} port {port}: {error.strerror}; "
-            f"give another with {flag}, or 0 for any free one"
+            f"cannot listen on {host} port {port}: {error.strerror}; {remedy}"
         ) from error
 
 

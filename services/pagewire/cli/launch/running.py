@@ -76,7 +76,10 @@ def _service(entry: Path) -> RunningService | None:
 
 
 def _arguments(words: Sequence[str]) -> Sequence[str]:
-    """The arguments of a `pagewire` command; empty for other commands."""
+    """The arguments of a `pagewire` command; empty for others, also for `sudo pagewire ...`."""
+    program = Path(words[0]).name if words else ""
+    if program != "pagewire" and not program.startswith(("python", "pypy")):
+        return ()
     for index, word in enumerate(words[:4]):
         if word == _MODULE or Path(word).name == "pagewire":
             # Helper processes have the name of the module in a longer word.

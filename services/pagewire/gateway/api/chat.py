@@ -142,7 +142,11 @@ class Message(Strict):
 
     def _template_role(self, path: str) -> str:
         if self.role in _UNSUPPORTED_ROLES:
-            raise invalid(f"{path}.role", f"messages of role {self.role!r} are not supported yet")
+            raise invalid(
+                f"{path}.role",
+                f"{path}.role is {self.role!r}, which is not supported; use tool_calls and the "
+                "role tool",
+            )
         if self.role not in _ROLES:
             known = ", ".join(_ROLES)
             raise invalid(
@@ -318,7 +322,10 @@ class ChatRequest(GenerationFields):
 
 def _part_text(part: ContentPart, path: str) -> str:
     if part.type in _UNSUPPORTED_PARTS:
-        raise invalid(f"{path}.type", f"content of type {part.type!r} is not supported yet")
+        raise invalid(
+            f"{path}.type",
+            f"{path}.type is {part.type!r}, which is not supported; send parts of type text",
+        )
     if part.type != "text":
         raise invalid(f"{path}.type", f"{path}.type is {part.type!r}; it must be text")
     if part.text is None:

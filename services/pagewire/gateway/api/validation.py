@@ -41,6 +41,8 @@ def _first_error(error: ValidationError) -> RequestError:
     if kind == "too_long":
         limit = first["ctx"]["max_length"]
         return invalid(param, f"{param} has more than {limit} entries; give {limit} at most")
+    if kind == "string_pattern_mismatch":  # of ids, the only texts with a pattern
+        message = "give visible ASCII characters without blanks"
     return invalid(param, f"{param} is {quoted(first['input'])}: {message}")
 
 
@@ -59,5 +61,7 @@ def quoted(value: Any) -> str:
     """A value as an error message shows it."""
     if isinstance(value, list | dict):
         return "an array" if isinstance(value, list) else "an object"
+    if isinstance(value, bool):
+        return "true" if value else "false"
     text = repr(value)
     return text if len(text) <= MAX_QUOTED_CHARACTERS else text[:MAX_QUOTED_CHARACTERS] + "..."

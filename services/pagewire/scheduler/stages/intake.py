@@ -233,7 +233,7 @@ class Intake:
             raise invalid(
                 field,
                 f"{field}: a worker of this model takes no constraints, because it is simulated or "
-                "the model has no tokenizer.json; remove it",
+                "an external program, or the model has no tokenizer; remove it",
             )
         if not message.HasField("structured_output"):
             return ""

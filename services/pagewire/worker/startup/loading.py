@@ -187,12 +187,18 @@ def _load(
         record.write()
         phases.end("loading kernels")
     backend: EagerBackend
-    if pooling is not None:
-        backend = PoolingBackend(decoder, limits, dtype, pooling, head)
-    elif graphs:
-        backend = GraphBackend(decoder, limits, dtype)
-    else:
-        backend = EagerBackend(decoder, limits, dtype, draft)
+    try:
+        if pooling is not None:
+            backend = PoolingBackend(decoder, limits, dtype, pooling, head)
+        elif graphs:
+            backend = GraphBackend(decoder, limits, dtype)
+        else:
+            backend = EagerBackend(decoder, limits, dtype, draft)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise SetupError(
+            f"there is no memory for a KV cache of {limits.num_blocks} blocks ({error}); lower "
+            f"{_pool_flag(config, device)}"
+        ) from error
     phases.end("KV cache")
     return LoadedWorker(
         backend,
@@ -391,14 +397,15 @@ def _limits(
             100 * cost,
         )
         trial = replace(trial, draft_cost=cost)
+    flag = _pool_flag(config, device)
     if config.num_blocks is not None:
         num_blocks = config.num_blocks
     elif device.type == "cpu":
-        num_blocks = blocks_in(config.cpu_kv_bytes, size, "--cpu-kv-bytes")
+        num_blocks = blocks_in(config.cpu_kv_bytes, size, flag)
     else:
         profile = partial(_largest_step, decoder, trial, dtype)
         free = measure_free_bytes(device, config.gpu_memory_utilization, profile)
-        num_blocks = blocks_in(free, size, "--gpu-memory-utilization")
+        num_blocks = blocks_in(free, size, flag)
     longest = trial.max_model_len
     host_blocks = host_blocks_in(config.host_memory_gb, size)
     window = kept_window(decoder.config.windows, longest, host_blocks, trial.max_drafts)
@@ -411,6 +418,13 @@ def _limits(
         host_blocks=host_blocks,
         window=window,
     )
+
+
+def _pool_flag(config: WorkerConfig, device: torch.device) -> str:
+    """The setting that says how many blocks there are."""
+    if config.num_blocks is not None:
+        return "--num-blocks"
+    return "--cpu-kv-bytes" if device.type == "cpu" else "--gpu-memory-utilization"
 
 
 def _largest_step(decoder: Decoder, limits: Limits, dtype: torch.dtype) -> None:

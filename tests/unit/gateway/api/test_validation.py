@@ -367,6 +367,34 @@ async def test_a_request_is_refused_and_the_next_one_is_served(
     assert good.status_code == 200, good.text
 
 
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (
+            message(content=[{"type": "image_url", "image_url": {"url": "x"}}]),
+            "messages[0].content[0].type is 'image_url', which is not supported; send parts of "
+            "type text",
+        ),
+        (
+            message(role="function"),
+            "messages[0].role is 'function', which is not supported; use tool_calls and the role "
+            "tool",
+        ),
+        (chat(store=True), "store is true, which is not supported; remove it"),
+        (
+            complete(request_id="my id"),
+            "request_id is 'my id': give visible ASCII characters without blanks",
+        ),
+    ],
+)
+async def test_an_error_names_the_field_the_value_and_the_remedy(
+    client: httpx.AsyncClient, sent: tuple[str, str], said: str
+) -> None:
+    headers = {"content-type": "application/json"}
+    response = await client.post(sent[0], content=sent[1], headers=headers)
+    assert response.json()["error"]["message"] == said
+
+
 def test_an_assistant_without_content_says_nothing() -> None:
     """Templates get empty text, as in vLLM, which they can add to other text; null beside calls."""
     for given in ({}, {"content": None}, {"content": None, "tool_calls": []}):

@@ -195,3 +195,19 @@ def test_quantized_weights_are_not_quantized_again(tmp_path: Path) -> None:
     settings = WorkerConfig(model=str(tmp_path), device="cpu", quantization="fp8", num_blocks=40)
     with pytest.raises(SetupError, match=r"--quantization fp8: .* already, by awq; leave"):
         load_worker(settings)
+
+
+@pytest.mark.parametrize(
+    ("flag", "settings"),
+    [
+        ("--num-blocks", {"num_blocks": 2**31 - 1, "block_size": 1024}),
+        ("--cpu-kv-bytes", {"cpu_kv_bytes": 10**17}),
+    ],
+)
+def test_a_pool_that_memory_does_not_hold_is_refused_by_its_setting(
+    tmp_path: Path, flag: str, settings: dict[str, int]
+) -> None:
+    save_model(tmp_path, "llama")
+    config = WorkerConfig(model=str(tmp_path), device="cpu", **settings)  # type: ignore[arg-type]
+    with pytest.raises(SetupError, match=rf"KV cache of \d+ blocks \(.+\); lower {flag}$"):
+        load_worker(config)
