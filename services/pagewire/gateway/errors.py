@@ -44,6 +44,11 @@ class ClientGoneError(Exception):
     """The client closed its connection before the answer was complete."""
 
 
+def aborted() -> RequestError:
+    """The error of a request that was ended by its id, for answers that cannot say so."""
+    return RequestError(Code.CANCELLED, "the request was aborted")
+
+
 @dataclass(slots=True)
 class ApiError(Exception):
     """An error that an HTTP client gets. `param` is the JSON field that caused it."""

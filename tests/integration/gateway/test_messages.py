@@ -127,6 +127,21 @@ async def test_a_stream_that_fails_ends_in_the_form_of_its_api(http: httpx.Async
     assert events[-1]["response"]["error"]["message"] == "scripted failure"
 
 
+async def test_an_aborted_answer_does_not_look_complete(http: httpx.AsyncClient) -> None:
+    """The APIs of Messages and Responses have no reason for the end of a request by its id."""
+    words = "abort_at=3"
+    response = {"input": words, "max_output_tokens": 5}
+    events = [event async for event in events_of(http, PATH, body(words))]
+    assert events[-1]["type"] == "error"
+    assert events[-1]["error"]["message"] == "the request was aborted"
+    events = [event async for event in events_of(http, "/v1/responses", response)]
+    assert events[-1]["type"] == "response.failed"
+    for path, request in ((PATH, body(words)), ("/v1/responses", response)):
+        answer = await http.post(path, json=request)
+        assert answer.status_code == 500
+        assert "the request was aborted" in answer.text
+
+
 async def test_clients_that_leave_abort_their_requests(
     http: httpx.AsyncClient, peer: ScriptedScheduler
 ) -> None:

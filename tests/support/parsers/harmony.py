@@ -72,6 +72,7 @@ CHANNELS: list[Case] = [
     ("<|message|>so", ["<|message|>so"]),
     (f"{_START}<|message|>so", ["so"]),
     (f"<|channel|>a{_END}so", [f"<|channel|>a{_END}so"]),
+    ("<|channel|>" + "<" * 1100 + "<|message|>y", ["<|channel|>" + "<" * 1100 + "<|message|>y"]),
     ("<|channel|>" + "x" * 1100, ["<|channel|>" + "x" * 1100]),
     ("<|channel|>" + "x" * 1100 + "<|message|>y", ["<|channel|>" + "x" * 1100 + "<|message|>y"]),
     # several messages of a kind

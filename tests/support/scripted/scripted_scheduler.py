@@ -2,8 +2,8 @@
 
 A token is a function of prompt, seed and index, so tests can check resumed requests. Words of the
 prompt control it: `fail=CODE` and `fail_at=INDEX` end the request with an error, `stop_at=INDEX`
-with a stop string, `twice=INDEX` repeats a delta, `skip=INDEX` omits one, `mute=INDEX` omits a
-token's log probabilities.
+with a stop string, `abort_at=INDEX` as aborted, `twice=INDEX` repeats a delta, `skip=INDEX` omits
+one, `mute=INDEX` omits a token's log probabilities.
 
 `python scripted_scheduler.py --step 0.01` runs it as a process and prints the port.
 """
@@ -104,6 +104,8 @@ class Run:
             if self.done:  # otherwise it was never admitted
                 failed.queue_seconds = 0.25
             return failed
+        if "abort_at" in script and self.done >= script["abort_at"]:
+            return pb.Finish(reason=pb.FINISH_REASON_ABORT, usage=usage)
         if self.done < self.max_tokens:
             return None
         if "stop_at" in script:

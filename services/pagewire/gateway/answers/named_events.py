@@ -6,10 +6,11 @@ from pagewire.errors import RequestError
 from pagewire.gateway.answers.parsed_output import ParsedOutput
 from pagewire.gateway.answers.run import Run
 from pagewire.gateway.api.events import AnswerForm
-from pagewire.gateway.errors import ApiError
+from pagewire.gateway.errors import ApiError, aborted
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.pacer import Pacer
 from pagewire.gateway.parsers.output_format import OutputFormat
+from pagewire.v1 import inference_pb2 as pb
 
 # Writing their log probabilities takes some milliseconds.
 _TOKENS_AT_ONCE = 32
@@ -22,12 +23,17 @@ class NamedEventWriter:
         self, form: AnswerForm, output: OutputFormat | None, streamed: bool = True
     ) -> None:
         """If not `streamed`, nothing is written but the `body`."""
+        self._streamed = streamed
         self._answer = form.events(streamed)
         self._parsed = ParsedOutput(output)
         self._began = False
 
     async def write_paced(self, generation: Generation, pacer: Pacer) -> list[str]:
-        """The events for new output and its end, in pieces, without blocking the event loop."""
+        """The events for new output and its end, in pieces, without blocking the event loop.
+
+        RequestError for an answer that is not `streamed` and was aborted: its forms have no reason
+        for that, so it would look complete. A stream ends with the error.
+        """
         finish = generation.finish
         pieces: list[str] = []
         if not self._began:
@@ -42,7 +48,11 @@ class NamedEventWriter:
         for event in await self._parsed.take(generation, pacer):
             pieces += self._answer.feed((event,))
             await pacer.pause_if_due()
-        if finish is not None:
+        if finish is not None and finish.reason == pb.FINISH_REASON_ABORT:
+            if not self._streamed:
+                raise aborted()
+            pieces += self._answer.fail(ApiError.of(aborted()))
+        elif finish is not None:
             reasoning = self._parsed.reasoning_tokens([generation])
             pieces += self._answer.finish(finish, reasoning)
         return pieces

@@ -4,6 +4,7 @@ from pagewire.errors import Code, RequestError
 from pagewire.gateway.answers.paced_json import object_pieces
 from pagewire.gateway.answers.run import Run
 from pagewire.gateway.api.formatting import PooledForm, usage
+from pagewire.gateway.errors import aborted
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.pacer import Pacer
 from pagewire.packing import Float32Array, unpack_floats
@@ -26,7 +27,7 @@ async def pooled_body(form: PooledForm, run: Run) -> list[bytes]:
 def _vector(generation: Generation) -> Float32Array:
     assert generation.finish is not None
     if generation.finish.reason == pb.FINISH_REASON_ABORT:
-        raise RequestError(Code.CANCELLED, "the request was aborted")
+        raise aborted()
     if not generation.finish.pooled:
         raise RequestError(Code.INTERNAL, "the scheduler sent no vector")
     return unpack_floats(generation.finish.pooled)

@@ -10,6 +10,7 @@ from pydantic import Field, JsonValue, Tag, create_model
 from pagewire.errors import invalid
 from pagewire.gateway.api.fields import (
     Count,
+    Effort,
     GenerationFields,
     Int32,
     NumLogprobs,
@@ -33,6 +34,7 @@ from pagewire.gateway.api.unsupported import (
     PART,
     PART_HINTS,
 )
+from pagewire.gateway.api.validation import quoted
 from pagewire.gateway.conversation.conversation import Conversation, ReasoningOptions
 from pagewire.gateway.conversation.tools import ToolOptions
 from pagewire.gateway.conversation.turns import Turn
@@ -54,7 +56,6 @@ _ROLES = {
     "tool": "tool",
 }
 _UNSUPPORTED_ROLES = ("function",)
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _UNSUPPORTED_PARTS = ("image_url", "input_audio", "audio_url", "video_url", "file", "refusal")
 # One level of JSON takes three of protobuf's, whose parsers stop at 100.
 _MAX_KWARGS_DEPTH = 16
@@ -150,7 +151,7 @@ class Message(Strict):
         if self.role not in _ROLES:
             known = ", ".join(_ROLES)
             raise invalid(
-                f"{path}.role", f"{path}.role is {self.role!r}; it must be one of {known}"
+                f"{path}.role", f"{path}.role is {quoted(self.role)}; it must be one of {known}"
             )
         return _ROLES[self.role]
 
@@ -180,7 +181,7 @@ class ChatRequest(GenerationFields):
     tool_choice: ToolChoiceField | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Count | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Effort | None = None
     include_reasoning: bool | None = None
     thinking_token_budget: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
     prediction: Prediction | None = None
@@ -263,12 +264,6 @@ class ChatRequest(GenerationFields):
 
     def conversation(self, limits: BodyLimits) -> Conversation:
         """The conversation; RequestError names a field that is not valid."""
-        if self.reasoning_effort is not None and self.reasoning_effort not in _EFFORTS:
-            raise invalid(
-                "reasoning_effort",
-                f"reasoning_effort is {self.reasoning_effort[:60]!r}; it must be one of "
-                f"{', '.join(_EFFORTS)}",
-            )
         kwargs = self.chat_template_kwargs or {}
         _check_variable("chat_template_kwargs", kwargs, limits)
         tools = self.tools or ()
@@ -327,7 +322,7 @@ def _part_text(part: ContentPart, path: str) -> str:
             f"{path}.type is {part.type!r}, which is not supported; send parts of type text",
         )
     if part.type != "text":
-        raise invalid(f"{path}.type", f"{path}.type is {part.type!r}; it must be text")
+        raise invalid(f"{path}.type", f"{path}.type is {quoted(part.type)}; it must be text")
     if part.text is None:
         raise invalid(f"{path}.text", f"{path}.text is required")
     return part.text

@@ -2,7 +2,7 @@
 
 import re
 import secrets
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, create_model
 
@@ -31,6 +31,7 @@ GivenId = Annotated[
     str, Field(min_length=1, max_length=MAX_GIVEN_ID_LENGTH, pattern="^[\\x21-\\x7e]*$")
 ]
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Tokens = Annotated[list[TokenId], Field(fail_fast=True)]
 
 MAX_CACHE_KEY_LENGTH = 1024

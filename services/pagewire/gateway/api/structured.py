@@ -12,6 +12,7 @@ from pydantic import Field, JsonValue
 from pagewire.errors import RequestError, invalid
 from pagewire.gateway.api.strict import Strict
 from pagewire.gateway.api.unsupported import Neutral
+from pagewire.gateway.api.validation import quoted
 from pagewire.limits import MAX_GRAMMAR_BYTES
 from pagewire.v1 import inference_pb2 as pb
 
@@ -160,7 +161,9 @@ def _response_format(fields: StructuredFields) -> list[pb.StructuredOutput]:
         tag = {"structures": asked.structures, "triggers": asked.triggers}
         return [pb.StructuredOutput(structural_tag=_json(tag), field_name=field)]
     if asked.type != "json_schema":
-        raise invalid(f"{field}.type", f"{field}.type is {asked.type!r}; it must be {_FORMATS}")
+        raise invalid(
+            f"{field}.type", f"{field}.type is {quoted(asked.type)}; it must be {_FORMATS}"
+        )
     field = "response_format.json_schema"
     if asked.json_schema is None:
         raise invalid(field, f"{field} is required with type json_schema")
@@ -269,7 +272,7 @@ def _check_backend(backend: str | None) -> None:
         known = ", ".join(_BACKENDS)
         raise invalid(
             "guided_decoding_backend",
-            f"guided_decoding_backend is {backend!r}; it must be one of {known}",
+            f"guided_decoding_backend is {quoted(backend)}; it must be one of {known}",
         )
 
 

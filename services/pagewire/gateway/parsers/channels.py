@@ -79,17 +79,17 @@ class ChannelReader:
         """The header that begins with a tag; empty if the output ends in it, None if it is none."""
         reader, pieces = self._reader, [begin]
         while (yield from reader.more()):
-            if text := reader.run(_TEXT):
-                pieces.append(text)
-                if sum(map(len, pieces)) > _MAX_HEADER:
+            read = reader.run(_TEXT)
+            if not read:
+                tag = yield from reader.match(_HEADER_TAGS)
+                if tag == _MESSAGE:
+                    return "".join(pieces)
+                if tag is not None and tag in _ENDS:
                     return None
-                continue
-            tag = yield from reader.match(_HEADER_TAGS)
-            if tag == _MESSAGE:
-                return "".join(pieces)
-            if tag is not None and tag in _ENDS:
+                read = tag or reader.take(1)
+            pieces.append(read)
+            if sum(map(len, pieces)) > _MAX_HEADER:
                 return None
-            pieces.append(tag or reader.take(1))
         return ""
 
     def _body(self, header: str) -> Reading[None]:

@@ -55,23 +55,19 @@ class CheckedGrammars:
             if len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
-        try:
-            return await asyncio.shield(task)  # other requests may wait for the same grammar
-        except RequestError as error:
-            if error.code is not Code.INVALID_ARGUMENT:
-                self._kept.pop(key, None)
-            raise
+        return await asyncio.shield(task)  # other requests may wait for the same grammar
 
     async def _compile(self, key: bytes, field: str) -> str:
         try:
             return (await self._pool.run(key, large=len(key) > _LARGE_BYTES)).decode()
-        except TaskError as error:
-            raise invalid(
-                field,
-                f"{field} cannot be compiled: {error} (max_grammar_seconds is "
-                f"{self._max_seconds:g}); simplify it",
-            ) from error
         except HelperError as error:
+            self._kept.pop(key, None)  # it may compile another time, when less else runs
+            if isinstance(error, TaskError):
+                raise invalid(
+                    field,
+                    f"{field} cannot be compiled: {error} (max_grammar_seconds is "
+                    f"{self._max_seconds:g}); simplify it",
+                ) from error
             raise RequestError(
                 Code.INTERNAL, f"{field} could not be compiled: {error}; try again"
             ) from error

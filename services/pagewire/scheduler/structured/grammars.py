@@ -1,6 +1,7 @@
 """From a StructuredOutput to a grammar as llguidance reads it."""
 
 import json
+import re
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer, grammar_from
@@ -16,6 +17,11 @@ WHITESPACE = r" |\n {0,20}"
 
 # The most characters of llguidance's message in an error.
 MAX_REASON = 600
+
+# The beginnings of llguidance's messages. A schema within a grammar has its place before it.
+_PLACE = r"(?:at \d+\(\d+\): failed to compile JSON schema: )?"
+_UNSUPPORTED_KEYS = re.compile(rf"{_PLACE}Unimplemented keys: (\[.*\])")
+_UNSUPPORTED_ONE_OF = re.compile(f"{_PLACE}oneOf constraints are not supported")
 
 _ANY_OBJECT = '{"type": "object"}'
 
@@ -55,7 +61,7 @@ def _tag_rules(output: pb.StructuredOutput, tokenizer: LLTokenizer) -> str:
             (token,) = tokenizer.tokenize_str(tag, parse_special=True)
             lines = [f"tag_{i}: <[{token}]>", f"text_to_tag_{i}: TEXT_TO_TAG tag_{i}"]
         else:
-            text = json.dumps(tag, ensure_ascii=False)
+            text = _lark_text(tag)
             lines = [f"tag_{i}: {text}", f"text_to_tag_{i}[lazy]: TEXT_TO_TAG {text}"]
         rules += lines
     return "".join(f"\n{rule}" for rule in rules)
@@ -63,16 +69,20 @@ def _tag_rules(output: pb.StructuredOutput, tokenizer: LLTokenizer) -> str:
 
 def choice_lark(values: list[str]) -> str:
     """A grammar of some texts."""
-    return "start: " + " | ".join(json.dumps(value, ensure_ascii=False) for value in values)
+    return "start: " + " | ".join(map(_lark_text, values))
+
+
+def _lark_text(text: str) -> str:
+    """A text as a literal of Lark, which refuses the one control character that JSON allows."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
 
 
 def cannot_compile(field: str, reason: str) -> RequestError:
     """The error of a grammar that does not compile, with llguidance's reason."""
-    unsupported = "Unimplemented keys: "
-    if reason.startswith(unsupported):
-        keys = ", ".join(json.loads(reason.removeprefix(unsupported)))
+    if (found := _UNSUPPORTED_KEYS.match(reason)) is not None:
+        keys = ", ".join(json.loads(found[1]))
         return invalid(field, f"{field} has keywords that are not supported: {keys}; remove them")
-    if "coerce_one_of" in reason:
+    if _UNSUPPORTED_ONE_OF.match(reason) is not None:
         reason = "oneOf with branches that overlap is not supported; use anyOf"
     return invalid(field, f"{field} cannot be compiled: {shortened(reason)}")
 

@@ -35,7 +35,9 @@ def too_many(field: str, nodes: int, max_nodes: int) -> RequestError:
 
 def _check_min_properties(schema: dict[str, Any], field: str) -> None:
     least, required = schema.get("minProperties"), schema.get("required")
-    if not isinstance(least, int) or least <= max(1, len(required or ())):
+    given = required if isinstance(required, list) else []
+    names = {name for name in given if isinstance(name, str)}
+    if not isinstance(least, int) or least <= max(1, len(names)):
         return
     raise invalid(
         field,

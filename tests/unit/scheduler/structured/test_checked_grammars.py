@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from pagewire.config import SchedulerConfig
 from pagewire.errors import Code, RequestError
+from pagewire.helpers.pool import TaskError
 from pagewire.scheduler.structured.checked_grammars import CheckedGrammars
 from pagewire.v1 import inference_pb2 as pb
 from support.hostile_grammars import TAKES_LONG
@@ -67,6 +68,21 @@ async def test_what_takes_too_long_is_refused_and_others_go_on(grammars: Checked
     assert "max_grammar_seconds" in error.message
     assert time.monotonic() - began < 60
     assert await grammars.grammar(pb.StructuredOutput(regex="b+"))
+
+
+async def test_a_grammar_that_took_too_long_once_may_compile_the_next_time(
+    grammars: CheckedGrammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = grammars._pool.run
+
+    async def late(task: bytes, large: bool = False) -> bytes:
+        raise TaskError("it took too long")
+
+    monkeypatch.setattr(grammars._pool, "run", late)
+    with pytest.raises(RequestError, match="took too long"):
+        await grammars.grammar(INTEGER)
+    monkeypatch.setattr(grammars._pool, "run", run)
+    assert await grammars.grammar(INTEGER)
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,24 @@ def test_a_structural_tag_constrains_what_follows_its_trigger() -> None:
     assert not accepts("text <f=c>", made)
 
 
+@pytest.mark.parametrize(
+    ("inner", "words"),
+    [({"contains": {}}, "not supported: contains"), ({"oneOf": [{}, {}]}, "use anyOf")],
+)
+def test_what_a_tag_does_not_enforce_is_refused_by_name(inner: Any, words: str) -> None:
+    structures = [{"begin": "<f>", "schema": inner, "end": "</f>"}]
+    tag = {"type": "structural_tag", "structures": structures, "triggers": ["<f"]}
+    with pytest.raises(RequestError, match=words):
+        grammar(structural_tag=json.dumps(tag))
+
+
+@pytest.mark.parametrize("text", ["\x7f", "\x01\n\t", '"\\/', "\u2028\ufeff", "\x80"])
+def test_a_choice_may_have_any_character(text: str) -> None:
+    made = grammar(choice=pb.Choices(values=[text, "other"]))
+    assert accepts(text, made)
+    assert not accepts(f"{text}x", made)
+
+
 def test_random_schemas_compile() -> None:
     for seed in range(200):
         schema(random_schema(seed))
@@ -127,7 +145,10 @@ def test_random_schemas_compile() -> None:
         ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "anyOf"),
         ({"$ref": "http://example.org/schema"}, "example.org"),
         ({"type": "object", "minProperties": 2}, "minProperties"),
+        ({"type": "object", "minProperties": 2, "required": 5}, "minProperties"),
+        ({"type": "object", "minProperties": 2, "required": ["a", "a", [1]]}, "minProperties"),
         ({"type": "text"}, "text"),
+        ({"x-guidance": {"size": 1}}, "coerce_one_of"),
         (False, "object"),
         ({"x-guidance": {"lenient": True}, "uniqueItems": True}, "uniqueItems"),
         ({"x-guidance": {"coerce_one_of": True}, "oneOf": [{}, {}]}, "anyOf"),

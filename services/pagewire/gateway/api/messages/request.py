@@ -6,7 +6,7 @@ from pydantic import Field, JsonValue, Tag, create_model
 
 from pagewire.errors import invalid
 from pagewire.gateway.api.conversation_job import conversation_job
-from pagewire.gateway.api.fields import GenerationFields, Strict, string_or_array
+from pagewire.gateway.api.fields import Effort, GenerationFields, Strict, string_or_array
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.api.messages.blocks import Message, TextBlock, text_of, turns_of
@@ -58,7 +58,7 @@ class OutputConfig(Strict):
 
     refused = OUTPUT_CONFIG
 
-    effort: str | None = None
+    effort: Effort | None = None
     format: OutputFormat | None = None
 
 

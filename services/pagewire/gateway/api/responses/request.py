@@ -9,6 +9,7 @@ from pagewire.gateway.api.conversation_job import conversation_job
 from pagewire.gateway.api.events import members
 from pagewire.gateway.api.fields import (
     Count,
+    Effort,
     GenerationFields,
     NumLogprobs,
     Strict,
@@ -78,7 +79,7 @@ class ReasoningFields(Strict):
 
     hints = REASONING_HINTS
 
-    effort: str | None = None
+    effort: Effort | None = None
 
 
 def input_type(max_items: int | None = None) -> Any:

@@ -64,7 +64,7 @@ class DeviceDrafts:
         """A sequence takes a slot."""
         slot, known = start.slot, len(start.token_ids)
         more = start.max_new_tokens or INT32_MAX - max(start.num_generated, known)
-        self._ends[slot] = start.num_generated + more
+        self._ends[slot] = min(start.num_generated + more, INT32_MAX)
         self._longest[slot] = min(known - 1 + more, self._limits.max_model_len)
         self._ahead[slot] = 0
         self._independent[slot] = start.constraint is None and not start.sampling.penalized

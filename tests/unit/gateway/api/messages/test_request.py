@@ -222,6 +222,7 @@ def test_stop_sequences_and_effort() -> None:
             },
             "guided_regex",
         ),
+        ({"output_config": {"effort": "much"}}, "output_config.effort"),
         ({"mcp_servers": [{"name": "x"}]}, "mcp_servers"),
         ({"container": "c"}, "container"),
         ({"stop": ["x"]}, "stop"),

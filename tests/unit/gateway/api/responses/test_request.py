@@ -220,6 +220,7 @@ def test_the_response_repeats_the_request() -> None:
             "tool_choice.tools[0].name",
         ),
         ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
