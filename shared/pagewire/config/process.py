@@ -19,7 +19,7 @@ class ProcessConfig:
     otlp_endpoint: str | None = setting(
         None,
         "Collector of traces, such as http://127.0.0.1:4318, which gets them over OTLP/HTTP. Needs "
-        "pagewire[otel]. Without it there are no traces.",
+        "the extra `otel` of the package. Without a collector there are no traces.",
     )
     trace_ratio: float = setting(
         1.0,

@@ -20,6 +20,6 @@ def start_tracing(config: ProcessConfig, service: str) -> "Tracing | None":
     except ImportError as error:
         raise ValueError(
             f"otlp_endpoint is {config.otlp_endpoint!r}, which needs the package {error.name}: "
-            "install pagewire[otel], or leave it out"
+            "install the extra `otel`, pip install -e '.[otel]' in the repository, or leave it out"
         ) from error
     return Tracing(service, config.otlp_endpoint, config.trace_ratio)

@@ -50,7 +50,7 @@ def quantize(
         from pagewire.worker.quantizing.folder import quantize_folder
     except ImportError as error:
         raise CommandError(
-            f"{error}: install the worker, pip install 'pagewire[worker]'"
+            f"{error}: install the extra `worker`, pip install -e '.[worker]' in the repository"
         ) from error
     try:
         before, after = quantize_folder(resolve_model(model), output, to, size, calibrate)

@@ -39,5 +39,5 @@ def test_the_packages_that_an_endpoint_needs_are_named(monkeypatch: pytest.Monke
     monkeypatch.delitem(sys.modules, "pagewire.tracing.otel", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     config = GatewayConfig(otlp_endpoint="http://127.0.0.1:4318")
-    with pytest.raises(ValueError, match=r"otlp_endpoint is 'http.*install pagewire\[otel\]"):
+    with pytest.raises(ValueError, match=r"otlp_endpoint is 'http.*install -e '\.\[otel\]'"):
         start_tracing(config, "gateway")

@@ -91,7 +91,7 @@ def require_gpu() -> None:
         import triton  # noqa: F401
     except ImportError as error:
         raise CommandError(
-            f"{error}: install the worker, pip install 'pagewire[worker]'"
+            f"{error}: install the extra `worker`, pip install -e '.[worker]' in the repository"
         ) from error
     if not torch.cuda.is_available():
         raise CommandError(
