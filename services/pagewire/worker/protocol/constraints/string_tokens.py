@@ -49,25 +49,22 @@ class StringTokens:
             eos_token=tokenizer.eos_tokens,
             slices=[],
         )
-        self._places: dict[tuple[int, int], int] = {}
+        # [3, vocabulary], where a text ends that a token continues, by the place before;
+        # outside of strings for a special token.
+        self.after = [bytes(_after(text, place) for text in texts) for place in range(3)]
+        self._spelled: dict[int, list[int]] = {}
 
     def spelled(self, token: int) -> list[int]:
         """Tokens of `others` with the text of a token."""
-        if not self.lengths[token]:
-            return [token]
-        return [self._of_byte[byte] for byte in self._texts[token]]
+        if (found := self._spelled.get(token)) is None:
+            text = self._texts[token] if self.lengths[token] else b""
+            found = self._spelled[token] = [self._of_byte[byte] for byte in text] or [token]
+        return found
 
     def probes(self, character: str) -> list[int]:
         """An ASCII character more often than any plain token has it; empty if no token is it."""
         token = self._of_byte.get(ord(character))
         return [] if token is None else [token] * (self.longest + 16)
-
-    def after(self, token: int, place: int) -> int:
-        """Where a text ends that a token continues; outside of strings for a special token."""
-        key = token, place
-        if (found := self._places.get(key)) is None:
-            found = self._places[key] = _after(self._texts[token], place)
-        return found
 
     def allow(self, mask: Words, length: int) -> None:
         """Sets the bits of plain tokens of at most `length` characters."""
@@ -106,6 +103,8 @@ def _plain_length(text: bytes) -> int:
 def _after(text: bytes, place: int) -> int:
     if not text:
         return OUTSIDE
+    if b'"' not in text and b"\\" not in text:
+        return INSIDE if place else OUTSIDE
     for byte in text:
         if place == ESCAPED:
             place = INSIDE
