@@ -1,6 +1,6 @@
 """Times the steps of a worker alone, without scheduler and gateway: free rows and constrained ones.
 
-    python benchmarks/masked_steps.py --model DIR --load-format dummy --output FILE.jsonl
+    python benchmarks/gpu/masked_steps.py --model DIR --load-format dummy --output FILE.jsonl
 
 Runs of both kinds are in turns, with steps sent four ahead. A first run of each warms up, so later
 ones find lexers that have learned. The ratio is of medians. `mask thread` is that thread's own CPU
