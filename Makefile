@@ -24,7 +24,8 @@ BIN := .venv/bin
 # Markers: what developers need is installed, or what running needs. The first includes the second.
 INSTALLED := .venv/installed
 CLIENTS := .venv-clients/bin
-PARALLEL := tests/unit tests/property tests/kernels tests/gpu tests/integration/worker tests/integration/simulator
+PARALLEL := tests/unit tests/property tests/kernels tests/gpu tests/integration/worker tests/integration/simulator \
+	$(addprefix tests/e2e/,api cli command examples fields llm pooling structured)
 RUNNABLE := $(if $(wildcard $(INSTALLED)),$(INSTALLED),.venv/runnable)
 INSTALL = $(PYTHON) tools/install.py --torch '$(TORCH)' --torch-index '$(TORCH_INDEX)' --venv-flags '$(VENV_FLAGS)'
 
@@ -72,8 +73,9 @@ run: $(RUNNABLE)
 demo: $(RUNNABLE)
 	$(BIN)/pagewire demo $(ARGS)
 
-# Tests within one process run beside each other, with the worker's, of which few start another. Those of
-# several processes run one after the other. A file of the first stays together: it shares what it compiles.
+# The first part runs beside each other: tests within one process or one worker, and those of whole stacks that
+# wait for answers and measure nothing. A file stays together: it shares what it compiles, or a stack.
+# Tests of faults, load and pauses run one after the other.
 # Status 5: ARGS selects no test of a part. That fails only if it selects none of the other either.
 test: $(INSTALLED)
 	first=0; $(BIN)/pytest -n auto --dist loadfile $(PARALLEL) $(ARGS) || first=$$?; \

@@ -74,8 +74,8 @@ class MaskedSequence:
     def note(self, token: int) -> LLMatcher | None:
         """Takes the next token if one matcher alone follows it, and returns that matcher.
 
-        The caller must make the matcher consume the token. None if the token is not taken: call
-        `advance`.
+        The caller must make the matcher consume the token, and then call `settle`. None if the
+        token is not taken: call `advance`.
         """
         matcher = self._matcher
         if matcher is None or not self._simple or self._awaited is not None or token in self._ends:
@@ -84,6 +84,13 @@ class MaskedSequence:
         if noted is not None:
             self.index += 1
         return noted
+
+    def settle(self, token: int, taken: bool) -> None:
+        """Ends what `note` began; GrammarError if the grammar does not allow the token."""
+        matcher = self._matcher
+        assert matcher is not None
+        if not taken or (matcher.looks and not matcher.look()):
+            raise self._refused(token)
 
     def advance(self, token: int) -> None:
         """Takes the next token of the output; GrammarError if the grammar does not allow it."""
@@ -99,7 +106,7 @@ class MaskedSequence:
         elif self._awaited is not None:
             self._await(token, self._awaited)
         elif self._matcher is not None and not self._matcher.consume(token):
-            raise self.refused(token)
+            raise self._refused(token)
 
     def forced_tokens(self) -> list[int]:
         """The tokens of the text that must come next, as the tokenizer cuts it; empty if none."""
@@ -112,7 +119,7 @@ class MaskedSequence:
         return self._matcher.forced_tokens()
 
     def narrow(self, mask: Words) -> None:
-        """Narrows `mask [words]`, which the matcher has computed, or which allows every token.
+        """Narrows `mask [words]`, which `matcher` has computed; if that is None, writes it.
 
         GrammarError if no token is left.
         """
@@ -121,7 +128,7 @@ class MaskedSequence:
             mask[:] = 0
             set_bits(mask, np.array([forced], np.int64))
             return
-        complete, matcher = False, None
+        complete = False
         if self._matcher is not None and self._awaited is None:
             matcher = self._matcher.current
             if matcher.is_error():
@@ -135,6 +142,8 @@ class MaskedSequence:
                 return
             complete = matcher.is_accepting()
             clear_bits(mask, self._eos_ids)
+        else:
+            mask[:] = -1
         if self._bans is not None:
             self._bans.narrow(mask)
         may_end = self._awaited is None and (complete or self._matcher is None)
@@ -176,7 +185,7 @@ class MaskedSequence:
                 for each in tokens:
                     self._matcher.consume(each)
 
-    def refused(self, token: int) -> GrammarError:
+    def _refused(self, token: int) -> GrammarError:
         """The error for a token that the matcher has not consumed."""
         assert self._matcher is not None
         return GrammarError(

@@ -164,8 +164,10 @@ class SlotMasks:
             if masked.ready == INT32_MAX or not self.table.holds(masked.slot, masked):
                 return
             self.table.words[masked.slot] = mask
-            masked.sequence = sequence
-            masked.ready = INT32_MAX if sequence.ended else sequence.index
+            if sequence.ended:
+                masked.ready = INT32_MAX
+            else:
+                masked.sequence, masked.ready = sequence, sequence.index
             self._changed.notify_all()
 
     def _advance(self, slots: list[MaskedSlot], tokens: list[int]) -> None:
@@ -177,7 +179,7 @@ class SlotMasks:
         to_consume: list[tuple[LLMatcher, int]] = []  # of `noted`
         for masked, token in zip(slots, tokens, strict=True):
             sequence = masked.sequence
-            if masked.ready == INT32_MAX or sequence is None:
+            if sequence is None:
                 continue
             if token < 0 or holders[masked.slot] is not masked:
                 over.append((masked, None))  # its row failed, so its sequence has left
@@ -198,10 +200,12 @@ class SlotMasks:
         for (masked, sequence, token), taken in zip(
             noted, self._threads.consume(to_consume), strict=True
         ):
-            if taken:
-                going.append((masked, sequence))
+            try:
+                sequence.settle(token, taken)
+            except GrammarError as error:
+                over.append((masked, error))
             else:
-                over.append((masked, sequence.refused(token)))
+                going.append((masked, sequence))
         if self._drafts and going:
             with self._changed:
                 for masked, sequence in going:
@@ -209,12 +213,11 @@ class SlotMasks:
                 self._changed.notify_all()
         # Sorted by lexer: matchers that share one come one after the other, so that one thread
         # computes their masks.
-        matchers: list[tuple[int, int, LLMatcher]] = []
-        for masked, sequence in going:
-            if (matcher := sequence.matcher) is not None:
-                matchers.append((sequence.lexer, masked.slot, matcher))
-            else:
-                words[masked.slot] = -1
+        matchers = [
+            (sequence.lexer, masked.slot, matcher)
+            for masked, sequence in going
+            if (matcher := sequence.matcher) is not None
+        ]
         if matchers:
             matchers.sort()  # no two have one slot
             self._threads.fill([(matcher, slot) for _, slot, matcher in matchers], words)

@@ -49,13 +49,22 @@ class StringTokens:
             eos_token=tokenizer.eos_tokens,
             slices=[],
         )
-        self._places: dict[tuple[int, int], int] = {}
+        # [3, vocabulary], where a text ends that a token continues, by the place before;
+        # outside of strings for a special token. Only quotes and backslashes begin or end anything,
+        # but for the end of an escape.
+        self.after = [bytearray([place]) * len(texts) for place in (OUTSIDE, INSIDE, INSIDE)]
+        for token, text in enumerate(texts):
+            if not text or b'"' in text or b"\\" in text:
+                for place, after in enumerate(self.after):
+                    after[token] = _after(text, place)
+        self._spelled: dict[int, list[int]] = {}
 
     def spelled(self, token: int) -> list[int]:
         """Tokens of `others` with the text of a token."""
-        if not self.lengths[token]:
-            return [token]
-        return [self._of_byte[byte] for byte in self._texts[token]]
+        if (found := self._spelled.get(token)) is None:
+            text = self._texts[token] if self.lengths[token] else b""
+            found = self._spelled[token] = [self._of_byte[byte] for byte in text] or [token]
+        return found
 
     def probes(self, character: str) -> list[int]:
         """An ASCII character, repeated more often than in any plain token.
@@ -64,13 +73,6 @@ class StringTokens:
         """
         token = self._of_byte.get(ord(character))
         return [] if token is None else [token] * (self.longest + 16)
-
-    def after(self, token: int, place: int) -> int:
-        """Where a text ends that a token continues; outside of strings for a special token."""
-        key = token, place
-        if (found := self._places.get(key)) is None:
-            found = self._places[key] = _after(self._texts[token], place)
-        return found
 
     def allow(self, mask: Words, length: int) -> None:
         """Sets the bits of plain tokens of at most `length` characters."""

@@ -4,12 +4,7 @@ from dataclasses import dataclass
 
 from llguidance import LLMatcher
 
-from pagewire.worker.protocol.constraints.string_tokens import (
-    ESCAPED,
-    INSIDE,
-    OUTSIDE,
-    StringTokens,
-)
+from pagewire.worker.protocol.constraints.string_tokens import INSIDE, OUTSIDE, StringTokens
 from pagewire.worker.protocol.constraints.token_bans import Words
 
 
@@ -35,9 +30,13 @@ class TokenMatcher:
         self.whole = self.current = whole
         self._string = string
         self._place = OUTSIDE
+        # Whether plain characters may come behind the last token as they could not before.
+        self.looks = False
         self._behind: list[int] = []  # tokens that `current` has and the other matcher has not
-        # Above 0: plain characters that may come, or at least so many. `current` is `others` then.
+        # Above 0: `current` is `others`, and so many plain characters may come; if `_bounded`, no
+        # more may.
         self._left = 0
+        self._bounded = False
 
     def copy(self) -> "TokenMatcher":
         """A copy; both are at the beginning of the grammar."""
@@ -47,43 +46,33 @@ class TokenMatcher:
         return TokenMatcher(self.whole.deep_copy(), string)
 
     def note(self, token: int) -> LLMatcher | None:
-        """Takes the next token if one matcher alone follows it, and returns that matcher.
+        """Takes the next token if `whole` must consume it, and returns `whole`.
 
-        The caller must make the matcher consume the token. None if the token is not taken: call
-        `consume`.
+        The caller must make it consume the token, and then call `look` if `looks`. None if the
+        token is not taken: call `consume`.
         """
         string = self._string
         if string is None:
             return self.whole
         if self._left:
             return None
-        tokens, before = string.tokens, self._place
-        if tokens.lengths[token]:
-            # Outside of strings and in literals, plain tokens do not change whether a string
-            # begins. Behind a backslash `consume` looks again.
-            if before == ESCAPED:
-                return None
-        else:
-            place = tokens.after(token, before)
-            if place == INSIDE:
-                return None
-            self._place = place
+        before = self._place
+        place = self._place = string.tokens.after[before][token]
         self._behind.append(token)
+        # In a string whose next characters are a literal, plain tokens change nothing. Behind a
+        # backslash they may.
+        self.looks = place == INSIDE and not (before == INSIDE and string.tokens.lengths[token])
         return self.whole
 
     def consume(self, token: int) -> bool:
         """Takes the next token; False if the grammar does not allow it, or gives up."""
         if (whole := self.note(token)) is not None:
-            return whole.consume_token(token)
+            return whole.consume_token(token) and (not self.looks or self.look())
         string = self._string
         assert string is not None
         tokens = string.tokens
-        length = tokens.lengths[token]
-        place = INSIDE if length else tokens.after(token, self._place)
-        self._place = place
+        place = self._place = tokens.after[self._place][token]
         self._behind.append(token)
-        if not self._left:
-            return self.whole.consume_token(token) and self._look(string)
         if place != INSIDE:
             self._left = 0
             taken = self._switch(string)
@@ -91,8 +80,11 @@ class TokenMatcher:
             return taken
         if not string.others.consume_tokens(tokens.spelled(token)):
             return False
+        length = tokens.lengths[token]
         self._left -= length
-        return (length > 0 and self._left >= tokens.longest) or self._look(string)
+        if not length or (self._left < tokens.longest and not self._bounded):
+            return self.look()
+        return self._left > 0 or self._switch(string)
 
     def forced_tokens(self) -> list[int]:
         """The tokens of the text that must come next; none within a plain string."""
@@ -103,11 +95,14 @@ class TokenMatcher:
         if self._left and self._string is not None:
             self._string.tokens.allow(mask, self._left)
 
-    def _look(self, string: StringMatcher) -> bool:
+    def look(self) -> bool:
         """Finds out how many plain characters may come; False if the other matcher gives up."""
+        string = self._string
+        assert string is not None
         self._left = 0
         if self.current.validate_tokens(string.probes[:1]):
             self._left = self.current.validate_tokens(string.probes)
+        self._bounded = self._left < len(string.probes)
         expected = string.others if self._left else self.whole
         return self.current is expected or self._switch(string)
 

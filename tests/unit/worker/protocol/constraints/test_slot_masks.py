@@ -1,5 +1,6 @@
 """Masks of a stream: they follow the tokens of its steps, and a slow or bad grammar fails alone."""
 
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from llguidance import LLMatcher
 from pagewire.models import eos_token_ids, resolve_model
 from pagewire.worker.protocol.constraints import mask_threads, slot_masks
 from pagewire.worker.protocol.constraints.constraint import Constraint
-from pagewire.worker.protocol.constraints.grammars import grammars_of
+from pagewire.worker.protocol.constraints.grammars import compile_grammar, grammars_of
 from pagewire.worker.protocol.constraints.mask_table import MaskTable
 from pagewire.worker.protocol.constraints.mask_threads import MaskThreads
 from pagewire.worker.protocol.constraints.slot_masks import SlotMasks, StepMasks
@@ -19,6 +20,10 @@ from pagewire.worker.protocol.constraints.slot_masks import SlotMasks, StepMasks
 FOLDER = resolve_model("embedded")
 EOS = eos_token_ids(FOLDER)
 NONE = np.empty(0, np.int32)
+STRINGS = LLMatcher.grammar_from_json_schema(
+    {"type": "array", "items": {"type": "string", "maxLength": 7}, "minItems": 99},
+    overrides={"whitespace_pattern": " ?", "lenient": False, "coerce_one_of": False},
+)
 DIGITS = Constraint(LLMatcher.grammar_from_regex("[0-9]{3}"), "", EOS)
 GRAMMARS = grammars_of(FOLDER, 4096)
 
@@ -80,6 +85,29 @@ def test_a_token_that_is_not_allowed_fails_its_own_row(
     (failure,) = second.failures
     assert failure.row == 2
     assert f"does not allow token {letter} at index 0" in failure.message
+
+
+@pytest.mark.parametrize("many", [1, 99])
+def test_masks_of_strings_are_those_of_one_matcher(
+    masks: SlotMasks, monkeypatch: pytest.MonkeyPatch, many: int
+) -> None:
+    monkeypatch.setattr(mask_threads, "MANY", many)
+    draw, slots = random.Random(0), [0, 1, 2]
+    matchers = [compile_grammar(GRAMMARS.tokenizer, STRINGS) for _ in slots]
+    for slot in slots:
+        masks.start(slot, Constraint(STRINGS, "", EOS), NONE, NONE)
+    expected = np.empty_like(masks.table.words[0])
+    for index in range(60):
+        now = step(masks, slots, [index] * 3)
+        now.wait()
+        assert not now.failures
+        tokens = np.full(5, -9, np.int32)
+        for slot, matcher in zip(slots, matchers, strict=True):
+            matcher.unsafe_compute_mask_ptr(expected.ctypes.data, expected.nbytes)
+            np.testing.assert_array_equal(now.words[slot], expected)
+            tokens[2 * slot] = draw.choice(tokens_of(expected))
+            assert matcher.consume_token(int(tokens[2 * slot]))
+        now.advance(tokens)
 
 
 def test_steps_sent_ahead_wait_for_the_tokens_before(masks: SlotMasks) -> None:

@@ -147,5 +147,5 @@ def test_places(grammars: Grammars) -> None:
         (quote, OUTSIDE),
     )
     for token, expected in steps:
-        place = strings.after(token, place)
+        place = strings.after[place][token]
         assert place == expected
