@@ -85,7 +85,7 @@ def completion_task(
     """The task of a prompt; RequestError names what is not valid."""
     prompt = prompt_of(given)
     fields = {"prompt": prompt.text if prompt.token_ids is None else prompt.token_ids}
-    request = validate_object(CompletionRequest, {**fields, "stream": stream, **params.fields()})
+    request = validate_object(CompletionRequest, {**fields, "stream": stream, **_fields(params)})
     check_extras(request, refuse_unknown=True)
     request.resolve_truncation(model.max_model_len, request.given_max_tokens())
     job = request.job(model.id, model.max_model_len)
@@ -108,7 +108,7 @@ def chat_task(
             raise invalid(name, f"{name} is a sampling parameter; give it in params")
         if name not in known:
             raise invalid(name, f"{name} is no field of a chat{suggestion(name, known)}")
-    sampling = params.fields()
+    sampling = _fields(params)
     if "logprobs" in sampling:
         sampling |= {"logprobs": True, "top_logprobs": sampling["logprobs"]}
     body = {"messages": [dict(message) for message in messages], "stream": stream}
@@ -128,8 +128,10 @@ def numbered(error: RequestError, index: int, count: int) -> RequestError:
 
 def _params(params: ParamsLike, count: int) -> Sequence[SamplingParams]:
     """The parameters of each of `count` prompts; RequestError if there are not as many."""
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
+    if params is None:
+        return [SamplingParams()] * count
+    if not isinstance(params, Sequence):
+        return [params] * count
     if len(params) != count:
         raise invalid(
             "params",
@@ -137,6 +139,14 @@ def _params(params: ParamsLike, count: int) -> Sequence[SamplingParams]:
             "all",
         )
     return params
+
+
+def _fields(params: SamplingParams) -> dict[str, Any]:
+    if not isinstance(params, SamplingParams):
+        raise invalid(
+            "params", f"params is of type {type(params).__name__}; give SamplingParams(...)"
+        )
+    return params.fields()
 
 
 def prompt_of(given: PromptLike) -> Prompt:

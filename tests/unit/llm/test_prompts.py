@@ -136,3 +136,11 @@ def test_a_prompt_is_cut_to_what_the_model_takes(make):
     params = SamplingParams(truncate_prompt_tokens=-1, max_tokens=14)
     task = chat([HELLO], params) if make else completion_task("hi", params, MODEL)
     assert sent(task).truncate_prompt_tokens == MODEL.max_model_len - 14
+
+
+@pytest.mark.parametrize("given", [{"max_tokens": 3}, [{"max_tokens": 3}], ["x"]])
+def test_params_of_another_type_are_refused(given):
+    with pytest.raises(RequestError, match=r"type (dict|str); give SamplingParams"):
+        tasks_of(["a"], given, lambda prompt, params: completion_task(prompt, params, MODEL))
+    with pytest.raises(RequestError, match="type dict; give SamplingParams"):
+        chat([HELLO], {"max_tokens": 3})
