@@ -12,15 +12,14 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLTokenizer
 
 from pagewire.bench.results import command_line, figures_of, write_rows
-from pagewire.bench.schemas import wide_schema
-from pagewire.scheduler.structured.grammars import WHITESPACE
+from pagewire.bench.schemas import LISTS
+from pagewire.scheduler.structured.grammars import grammar_text
 from pagewire.tokenizer_conversion import tokenizer_file
+from pagewire.v1 import inference_pb2 as pb
 from pagewire.worker.protocol.constraints.grammars import Grammars, compile_grammar
-
-LISTS = {"type": "array", "items": wide_schema(10), "minItems": 50}
 
 
 class Sequence:
@@ -37,8 +36,8 @@ def main() -> None:
     args = parser.parse_args()
     path = str(tokenizer_file(args.tokenizer))
     grammars = Grammars(LLTokenizer(path, n_vocab=args.vocabulary, eos_token=0))
-    options = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
-    grammar = LLMatcher.grammar_from_json_schema(json.dumps(LISTS), overrides=options)
+    wanted = pb.StructuredOutput(json_schema=json.dumps(LISTS))
+    grammar = grammar_text(wanted, grammars.tokenizer)
     whole = compile_grammar(grammars.tokenizer, grammar)
     draw, times = np.random.default_rng(0), defaultdict(list)
     expected, found = np.empty((2, grammars.words), np.int32)

@@ -35,13 +35,10 @@ import jsonschema
 
 from pagewire.bench.http_load import words
 from pagewire.bench.results import command_line, figures_of, write_rows
-from pagewire.bench.schemas import Schema, random_schema, wide_schema
+from pagewire.bench.schemas import LISTS, Schema, random_schema
 from pagewire.cli.launch.launch import launch, quiet
 from pagewire.cli.launch.stack import Stack, full_stack, temporary_stack
 from pagewire.models import served_name
-
-# An output that cannot end before its last token.
-LISTS = {"type": "array", "items": wide_schema(10), "minItems": 50}
 
 
 class Client:

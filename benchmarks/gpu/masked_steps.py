@@ -18,16 +18,16 @@ import time
 from concurrent.futures import Future
 from pathlib import Path
 
-from llguidance import LLMatcher
 from prometheus_client import CollectorRegistry
 
 from pagewire.bench.results import command_line, figures_of, write_rows
-from pagewire.bench.schemas import wide_schema
+from pagewire.bench.schemas import LISTS
 from pagewire.config import WorkerConfig
 from pagewire.lifecycle.process import end_process
 from pagewire.models import resolve_model
 from pagewire.packing import pack, unpack
-from pagewire.scheduler.structured.grammars import WHITESPACE
+from pagewire.scheduler.structured.grammars import grammar_text
+from pagewire.v1 import inference_pb2
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.protocol.constraints.grammars import compile_grammar, grammars_of
 from pagewire.worker.protocol.constraints.mask_table import MaskTable
@@ -38,7 +38,6 @@ from pagewire.worker.protocol.queue_thread import QueueThread
 from pagewire.worker.protocol.session import Session
 from pagewire.worker.startup.loading import load_worker
 
-LISTS = {"type": "array", "items": wide_schema(10), "minItems": 50}
 AHEAD = 4  # steps
 
 
@@ -112,8 +111,8 @@ async def measure(options: argparse.Namespace) -> dict:
         loaded.backend, launcher, WorkerMetrics(CollectorRegistry()), end_process
     )
     masks = MaskThreads(grammars, MaskTable(loaded.backend.mask_words), end_process)
-    form = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
-    grammar = LLMatcher.grammar_from_json_schema(json.dumps(LISTS), overrides=form)
+    wanted = inference_pb2.StructuredOutput(json_schema=json.dumps(LISTS))
+    grammar = grammar_text(wanted, grammars.tokenizer)
     constraint = pb.Constraint(grammar=grammar, end_token_ids=grammars.tokenizer.eos_tokens)
     figures = {}
     for rows in options.rows:

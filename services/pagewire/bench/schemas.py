@@ -43,6 +43,10 @@ def wide_schema(fields: int) -> Schema:
     }
 
 
+# At least fifty objects of ten fields: an output that does not end before its last token.
+LISTS: Schema = {"type": "array", "items": wide_schema(10), "minItems": 50}
+
+
 def _value(draw: random.Random, depth: int) -> Schema:
     simple: tuple[Callable[[random.Random], Schema], ...]
     simple = (_string, _integer, _number, _enum, _constant, _boolean, _null, _pattern, _format)

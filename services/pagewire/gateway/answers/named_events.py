@@ -31,8 +31,8 @@ class NamedEventWriter:
     async def write_paced(self, generation: Generation, pacer: Pacer) -> list[str]:
         """The events for new output and its end, in pieces, without blocking the event loop.
 
-        RequestError for an answer that is not `streamed` and was aborted: its forms have no reason
-        for that, so it would look complete. A stream ends with the error.
+        An aborted stream ends with an error; an aborted answer that is not `streamed` raises it as
+        RequestError. These APIs have no finish reason for it, so it would look complete.
         """
         finish = generation.finish
         pieces: list[str] = []

@@ -37,8 +37,10 @@ def lost_workers(sequence: Sequence) -> RequestError:
 
 
 def worker_failed(message: str, field: str = "") -> RequestError:
-    """The worker reports an error, and the sequence has no retry left; or it cannot do what `field`
-    of the request asks for."""
+    """The worker reports an error, and the sequence has no retry left.
+
+    With `field` that field of the request is at fault; see `SlotError` in worker.proto.
+    """
     if field:
         return invalid(field, message)
     return RequestError(Code.INTERNAL, f"the worker failed: {message}")

@@ -61,7 +61,7 @@ class CheckedGrammars:
         try:
             return (await self._pool.run(key, large=len(key) > _LARGE_BYTES)).decode()
         except HelperError as error:
-            self._kept.pop(key, None)  # it may compile another time, when less else runs
+            self._kept.pop(key, None)  # it may compile when the machine is less busy
             if isinstance(error, TaskError):
                 raise invalid(
                     field,

@@ -50,8 +50,8 @@ class StringTokens:
             slices=[],
         )
         # [3, vocabulary], where a text ends that a token continues, by the place before;
-        # outside of strings for a special token. Only quotes and backslashes begin or end anything,
-        # but for the end of an escape.
+        # outside of strings for a special token. A text without quotes and backslashes changes the
+        # place only if it ends an escape.
         self.after = [bytearray([place]) * len(texts) for place in (OUTSIDE, INSIDE, INSIDE)]
         for token, text in enumerate(texts):
             if not text or b'"' in text or b"\\" in text:
