@@ -22,10 +22,6 @@ from pagewire.v1 import inference_pb2 as pb
 from pagewire.worker.protocol.constraints.grammars import Grammars, compile_grammar
 
 
-class Sequence:
-    """What holds a matcher."""
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tokenizer", type=Path, required=True, help="folder")
@@ -42,7 +38,7 @@ def main() -> None:
     draw, times = np.random.default_rng(0), defaultdict(list)
     expected, found = np.empty((2, grammars.words), np.int32)
     for number in range(args.outputs + 1):
-        one, (other, _) = whole.deep_copy(), grammars.matcher(grammar, Sequence())
+        one, other = whole.deep_copy(), grammars.matcher(grammar)
         for step in range(args.tokens):
             # In turns: the second finds in the cache what the first has read.
             for kind in ("whole", "worker") if step % 2 else ("worker", "whole"):

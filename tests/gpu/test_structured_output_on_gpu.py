@@ -7,6 +7,7 @@ import torch
 from llguidance import LLMatcher
 
 from pagewire.v1 import worker_pb2 as pb
+from pagewire.worker.protocol.constraints.grammars import grammars_of
 from pagewire.worker.startup.triton_hooks import on_compilation
 from support.models.constrained_sequences import (
     EOS,
@@ -16,7 +17,7 @@ from support.models.constrained_sequences import (
     free,
     until_the_end,
 )
-from support.models.step_driver import LocalWorker, StepDriver, local_worker
+from support.models.step_driver import StepDriver, local_worker
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,11 +27,12 @@ pytestmark = [
 VARIANTS = [{}, {"top_k": 30}, {"presence_penalty": 1.0}, {"logprobs": 2}]
 
 
-def checked(worker: LocalWorker, output: list[int]) -> list[int]:
+def checked(output: list[int]) -> list[int]:
     """The tokens before the end; they are valid JSON of the schema."""
     tokens = until_the_end(output)
-    assert worker.masks is not None
-    check_text(worker.masks.grammars.tokenizer, tokens)
+    grammars = grammars_of(FOLDER, 4096)
+    assert grammars is not None
+    check_text(grammars.tokenizer, tokens)
     return tokens
 
 
@@ -47,7 +49,7 @@ def test_outputs_match_beside_free_rows(run_ahead: int) -> None:
             again = [constrained(seed, **VARIANTS[seed % 4]) for seed in range(8)]
             repeated = await driver.run([free(0), *again, free(1)], chunk=2, run_ahead=run_ahead)
             for output, other in zip(outputs[1:-1], repeated[1:-1], strict=True):
-                assert checked(worker, output) == checked(worker, other)
+                assert checked(output) == checked(other)
             # Log probabilities are of the model's own logits: some likeliest token is not allowed.
             assert any(chosen < min(top) for chosen, _, top in batch[3].logprobs)
             assert not worker.fatal
@@ -66,7 +68,7 @@ def test_a_bad_grammar_fails_alone() -> None:
             failed, good = await driver.run([bad, constrained(2)], run_ahead=3)
             assert "look-around" in bad.failure
             assert set(failed) == {-1}
-            checked(worker, good)
+            checked(good)
             assert not worker.fatal
 
     asyncio.run(check())

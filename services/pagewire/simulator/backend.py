@@ -59,7 +59,7 @@ class SimulatedBackend:
     prefix_groups = False  # the time model reads all KV of each row
     row_costs: RowCosts | None = None
     piggyback_tokens = 0  # by the time model, a prompt token costs the same in any step
-    mask_words = None
+    mask_memory = None
 
     def __init__(
         self,

@@ -20,9 +20,7 @@ from pagewire.v1 import worker_pb2_grpc
 from pagewire.worker.errors import SetupError
 from pagewire.worker.protocol.auth import worker_credentials
 from pagewire.worker.protocol.backend import LoadedWorker
-from pagewire.worker.protocol.constraints.grammars import grammars_of
-from pagewire.worker.protocol.constraints.mask_table import MaskTable
-from pagewire.worker.protocol.constraints.mask_threads import MaskThreads
+from pagewire.worker.protocol.constraints.mask_processes import MaskProcesses, default_processes
 from pagewire.worker.protocol.executor import StepExecutor
 from pagewire.worker.protocol.health import WorkerHealth
 from pagewire.worker.protocol.metrics import WorkerMetrics
@@ -67,6 +65,7 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
     launcher = QueueThread("launcher", end_process)
     metrics = WorkerMetrics()
     watchdog = _watch_start(config, phases)
+    masks: MaskProcesses | None = None
     try:
         (port,) = bind(server, [config.worker_address], credentials)
         count_tasks()
@@ -74,14 +73,10 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
         await server.start()
         loaded = await _unless(stop, launcher.call(partial(_load, config, pool, phases)))
         if loaded is not None:
-            grammars = None
-            if config.structured_output and loaded.backend.mask_words is not None:
-                model = resolve_model(config.model)
-                tokenizer = resolve_tokenizer(config.model, config.tokenizer)
-                read = partial(grammars_of, model, loaded.limits.vocab_size, tokenizer)
-                grammars = await launcher.call(read)
-                phases.end("tokenizer")
+            masks = _mask_processes(config, loaded)
             await _unless(stop, launcher.call(loaded.backend.warm_up))
+            if masks is not None and not await asyncio.to_thread(masks.ready):
+                masks = None
             # Later collections skip the objects that exist now, so they are short.
             gc.collect()
             gc.freeze()
@@ -100,9 +95,6 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
     measure_loop_lag()  # not earlier: imports and loading weights block the interpreter
     executor = StepExecutor(loaded.backend, launcher, metrics, end_process)
     name = served_name(config.model, config.served_model_name)
-    masks: MaskThreads | None = None
-    if grammars is not None and loaded.backend.mask_words is not None:
-        masks = MaskThreads(grammars, MaskTable(loaded.backend.mask_words), end_process)
     info = worker_info(
         name,
         loaded.dtype,
@@ -128,6 +120,8 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
     await server.stop(SHUTDOWN_SECONDS)
     watchdog.close()
     executor.close()
+    if masks is not None:
+        masks.close()
     if tracing is not None:
         await asyncio.to_thread(tracing.close)
     log.info("stopped")
@@ -146,6 +140,17 @@ def _load(config: WorkerConfig, pool: CompilePool | None, phases: StartupPhases)
     from pagewire.worker.startup.loading import load_worker
 
     return load_worker(config, pool, phases)
+
+
+def _mask_processes(config: WorkerConfig, loaded: LoadedWorker) -> MaskProcesses | None:
+    """Starts the processes that compute masks; None if this worker needs none."""
+    memory = loaded.backend.mask_memory
+    if memory is None or not config.structured_output:
+        return None
+    masks = MaskProcesses(memory, config.mask_processes or default_processes(), end_process)
+    tokenizer = resolve_tokenizer(config.model, config.tokenizer)
+    masks.launch(config, resolve_model(config.model), tokenizer, loaded.limits.vocab_size)
+    return masks
 
 
 def _end_while_starting(config: WorkerConfig) -> None:

@@ -114,8 +114,15 @@ class WorkerConfig(WorkerLimitsConfig, TokenizerConfig):
     )
     structured_output: bool = setting(
         True,
-        "Take structured outputs. For them the worker reads the model's tokenizer when it starts; "
-        "150,000 tokens take about a second.",
+        "Take structured outputs. For them the worker starts processes that read the model's "
+        "tokenizer; 150,000 tokens take about a second.",
+    )
+    mask_processes: int | None = setting(
+        None,
+        "Processes that compute the masks of structured outputs; by default one for two cores, at "
+        "most 8.",
+        minimum=1,
+        maximum=64,
     )
     seed: int = setting(0, "Seed of dummy weights.", minimum=0, maximum=2**63 - 1)
     torch_threads: int | None = setting(

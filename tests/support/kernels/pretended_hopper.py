@@ -180,10 +180,6 @@ def _to_host(_: Any, results: Tensor) -> Tensor:
     return torch.zeros(results.shape, dtype=results.dtype)
 
 
-def _pinned(*shape: int) -> Tensor:
-    return torch.full(shape, -1, dtype=torch.int32)
-
-
 @contextmanager
 def pretended(start: PretendedStart) -> Iterator[None]:
     """Inside, a worker can be loaded with the meta device, warmed up and given steps."""
@@ -239,7 +235,8 @@ def pretended(start: PretendedStart) -> Iterator[None]:
             (eager.EagerBackend, "_to_host", _to_host),
             (backend.GraphBackend, "_capture", capture),
             (masked_sampling, "MaskGate", _Gate),
-            (masked_sampling, "pinned", _pinned),
+            (masked_sampling, "pin", lambda _: None),
+            (masked_sampling, "unpin", lambda _: None),
         ]
         uploading = (device_drafts, device_logprobs, device_slots, eager)
         replaced += [(module, "upload", _uploaded) for module in uploading]

@@ -63,9 +63,8 @@ def with_host_graphs(monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadedWorker]
     for module in (graphs, mixed, masked_sampling):
         monkeypatch.setattr(module, "Staging", CopiedAtOnce)
     monkeypatch.setattr(masked_sampling, "MaskGate", HostGate)
-    monkeypatch.setattr(
-        masked_sampling, "pinned", lambda *shape: torch.full(shape, -1, dtype=torch.int32)
-    )
+    for name in ("pin", "unpin"):
+        monkeypatch.setattr(masked_sampling, name, lambda _: None)
     monkeypatch.setattr(graphs, "DeviceTimer", HostTimer)
     monkeypatch.setattr(graphs, "SharedPrefixes", lambda *_: None)
     monkeypatch.setattr(graphs, "SHARED_BUCKETS", ())

@@ -15,9 +15,7 @@ from pagewire.errors import RequestError
 from pagewire.packing import pack, unpack, unpack_floats
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.protocol.backend import LoadedWorker
-from pagewire.worker.protocol.constraints.grammars import grammars_of
-from pagewire.worker.protocol.constraints.mask_table import MaskTable
-from pagewire.worker.protocol.constraints.mask_threads import MaskThreads
+from pagewire.worker.protocol.constraints.mask_processes import MaskProcesses
 from pagewire.worker.protocol.executor import StepExecutor
 from pagewire.worker.protocol.metrics import WorkerMetrics
 from pagewire.worker.protocol.queue_thread import QueueThread
@@ -59,7 +57,7 @@ class LocalWorker:
     loaded: LoadedWorker
     engine: StepExecutor
     fatal: list[BaseException] = field(default_factory=list)
-    masks: MaskThreads | None = None
+    masks: MaskProcesses | None = None
 
     @property
     def limits(self) -> Limits:
@@ -88,12 +86,15 @@ async def local_worker(
     engine = StepExecutor(
         loaded.backend, launcher, WorkerMetrics(CollectorRegistry()), fatal.append
     )
-    grammars = grammars_of(folder, loaded.limits.vocab_size)
     masks = None
-    if grammars is not None and loaded.backend.mask_words is not None:
-        masks = MaskThreads(grammars, MaskTable(loaded.backend.mask_words), fatal.append)
+    if loaded.backend.mask_memory is not None and config.structured_output:
+        masks = MaskProcesses(loaded.backend.mask_memory, 1, fatal.append)
+        masks.launch(config, folder, None, loaded.limits.vocab_size)
+        masks = masks if masks.ready() else None
     yield LocalWorker(loaded, engine, fatal, masks)
     await asyncio.to_thread(engine.close)
+    if masks is not None:
+        masks.close()
 
 
 # The token's log probability, then ids and log probabilities of the likeliest tokens.

@@ -53,7 +53,7 @@ class CommandBackend:
     host_costs: HostCosts | None = None
     row_costs: RowCosts | None = None
     piggyback_tokens = 0
-    mask_words = None  # a program draws its tokens itself
+    mask_memory = None  # a program draws its tokens itself
 
     def __init__(
         self, command: Sequence[str], start_seconds: float, silence: float, longest: float

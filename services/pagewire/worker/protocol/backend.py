@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from pagewire.packing import Float32Array, Int32Array
 from pagewire.v1 import worker_pb2 as pb
-from pagewire.worker.protocol.constraints.token_bans import Words
+from pagewire.worker.protocol.constraints.mask_memory import MaskMemory
 from pagewire.worker.protocol.speculation.row_choice import RowCosts
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
 from pagewire.worker.protocol.steps.limits import Limits
@@ -79,8 +79,8 @@ class Backend(Protocol):
     row_costs: RowCosts | None  # measured by `warm_up`; None: it makes no drafts itself
 
     @property
-    def mask_words(self) -> Words | None:
-        """Memory `[num_slots, words]` for the masks of all slots; None if none are applied."""
+    def mask_memory(self) -> MaskMemory | None:
+        """Memory for the masks of all slots; None if none are applied."""
 
     def warm_up(self) -> None:
         """Compiles, captures, allocates and measures, so that the first requests do not wait."""

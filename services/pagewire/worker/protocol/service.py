@@ -13,7 +13,7 @@ from pagewire.rpc.interceptors import UNDECODABLE
 from pagewire.rpc.protocol import HEARTBEAT_SECONDS, PROTOCOL_VERSION
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.v1 import worker_pb2_grpc
-from pagewire.worker.protocol.constraints.mask_threads import MaskThreads
+from pagewire.worker.protocol.constraints.mask_processes import MaskProcesses
 from pagewire.worker.protocol.executor import StepExecutor
 from pagewire.worker.protocol.session import Session
 from pagewire.worker.protocol.steps.limits import Limits
@@ -43,7 +43,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._executor: StepExecutor | None = None
         self._info: pb.WorkerInfo | None = None
         self._limits: Limits | None = None
-        self._masks: MaskThreads | None = None
+        self._masks: MaskProcesses | None = None
         self._session: Session | None = None
         # Makes spans; None without tracing.
         self.tracing: Tracing | None = None
@@ -59,7 +59,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         executor: StepExecutor,
         limits: Limits,
         info: pb.WorkerInfo,
-        masks: MaskThreads | None = None,
+        masks: MaskProcesses | None = None,
     ) -> None:
         """Allows streams, once the worker is warm. `info` opens each of them.
 

@@ -4,7 +4,7 @@ import asyncio
 
 from pagewire.errors import RequestError, invalid
 from pagewire.v1 import worker_pb2 as pb
-from pagewire.worker.protocol.constraints.mask_threads import MaskThreads
+from pagewire.worker.protocol.constraints.mask_processes import MaskProcesses
 from pagewire.worker.protocol.constraints.slot_masks import SlotMasks
 from pagewire.worker.protocol.speculation.row_choice import RowCosts
 from pagewire.worker.protocol.steps.limits import Limits
@@ -27,7 +27,7 @@ class Session:
         self,
         epoch: int,
         limits: Limits,
-        masks: MaskThreads | None = None,
+        masks: MaskProcesses | None = None,
         shares: bool = False,
         row_costs: RowCosts | None = None,
     ) -> None:

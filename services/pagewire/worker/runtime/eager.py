@@ -16,7 +16,7 @@ from pagewire.worker.model.eagle.head import EagleHead
 from pagewire.worker.model.kv_cache import empty_cache
 from pagewire.worker.ops.contract.step import FAILED
 from pagewire.worker.protocol.backend import HostCosts, Outcome, RowFailure, non_finite
-from pagewire.worker.protocol.constraints.token_bans import Words
+from pagewire.worker.protocol.constraints.mask_memory import MaskMemory
 from pagewire.worker.protocol.speculation.row_choice import RowCosts
 from pagewire.worker.protocol.steps.device_plan import NO_DRAFT, Chunks, DevicePlan, dummy_plan
 from pagewire.worker.protocol.steps.limits import Limits
@@ -89,7 +89,7 @@ class EagerBackend:
             HostCache(self._caches, limits.host_blocks, decoder.ops) if limits.host_blocks else None
         )
         self.host_costs: HostCosts | None = None
-        self.mask_words = self._mask_words()
+        self.mask_memory = self._mask_memory()
         self.weight_bytes = decoder.weights.nbytes
         self.kv_cache_bytes = sum(cache.nbytes for cache in self._caches)
         parameters = self.weight_bytes // decoder.weights.embedding.itemsize
@@ -145,9 +145,9 @@ class EagerBackend:
         """See `Backend`."""
         return device_errors.is_fatal(error)
 
-    def _mask_words(self) -> Words | None:
-        """Memory for `Backend.mask_words`; the system gives it when it is first written to."""
-        return np.zeros((self.limits.num_slots, -(-self.limits.vocab_size // 32)), np.int32)
+    def _mask_memory(self) -> MaskMemory | None:
+        """See `Backend.mask_memory`; the system gives memory when it is first written to."""
+        return MaskMemory(self.limits.num_slots, -(-self.limits.vocab_size // 32))
 
     def _measure_costs(self) -> None:
         if self._host is not None:

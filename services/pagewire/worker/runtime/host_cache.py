@@ -12,6 +12,7 @@ from pagewire.worker.errors import SetupError
 from pagewire.worker.model.kv_cache import KVCache
 from pagewire.worker.ops import Ops
 from pagewire.worker.protocol.steps.step import StepHostCopies
+from pagewire.worker.runtime.pinned import pin, unpin
 from pagewire.worker.runtime.upload import upload
 
 
@@ -47,10 +48,8 @@ class HostCache:
         parts, _, values = blocks.shape
         memory = _pages(num_blocks * parts * values * blocks.itemsize)
         if self._device.type == "cuda":
-            _pin(memory)
-            # Unpinned before the pages are freed: else the driver would treat the next memory at
-            # this address as pinned.
-            weakref.finalize(self, _unpin, memory.data_ptr()).atexit = False
+            pin(memory)
+            weakref.finalize(self, unpin, memory.data_ptr()).atexit = False
         return memory.view(blocks.dtype).view(num_blocks, parts, values).transpose(0, 1)
 
 
@@ -63,20 +62,3 @@ def _pages(size: int) -> Tensor:
             f"cannot allocate {size / 1e9:.1f} GB of host memory for KV blocks ({error}); lower "
             "--host-memory-gb"
         ) from error
-
-
-def _pin(memory: Tensor) -> None:
-    """Pins memory for the GPU.
-
-    Torch rounds its own pinned allocations to powers of two, which can waste half of the memory.
-    """
-    status = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
-    if status:
-        raise SetupError(
-            f"{memory.nbytes / 1e9:.1f} GB of the host's memory cannot be pinned (CUDA error "
-            f"{status}); lower --host-memory-gb or raise the limit of locked memory"
-        )
-
-
-def _unpin(pointer: int) -> None:
-    torch.cuda.cudart().cudaHostUnregister(pointer)

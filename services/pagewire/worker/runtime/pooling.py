@@ -14,7 +14,7 @@ from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.model.decoder import Decoder
 from pagewire.worker.model.pooling import PoolingConfig
 from pagewire.worker.protocol.backend import Outcome, RowFailure
-from pagewire.worker.protocol.constraints.token_bans import Words
+from pagewire.worker.protocol.constraints.mask_memory import MaskMemory
 from pagewire.worker.protocol.steps.device_plan import Chunks, DevicePlan, dummy_plan
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.runtime.eager import EagerBackend
@@ -105,7 +105,7 @@ class PoolingBackend(EagerBackend):
         tokens = np.where(finite, 0, -1).astype(np.int32)
         return Outcome(tokens, failures, int(seconds * 1e6), pooled=vectors)
 
-    def _mask_words(self) -> Words | None:
+    def _mask_memory(self) -> MaskMemory | None:
         """None: nothing is sampled, so nothing is constrained."""
         return None
 

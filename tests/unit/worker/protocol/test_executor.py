@@ -32,7 +32,7 @@ class DeferredBackend(EagerBackend):
 
     def __init__(self, inner: EagerBackend) -> None:
         self.inner = inner
-        self.mask_words = inner.mask_words
+        self.mask_memory = inner.mask_memory
         self.submitted = 0
         self.most_ahead = 0
 

@@ -1,14 +1,10 @@
 """Compiled grammars of a model, and the matchers made from them."""
 
 import logging
-import os
-import time
 from collections import OrderedDict
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from weakref import WeakSet
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -21,13 +17,8 @@ from pagewire.worker.protocol.constraints.token_matcher import StringMatcher, To
 
 log = logging.getLogger(__name__)
 
-# Compilations that are kept. One takes some 100 KB; a schema may be compiled for two matchers.
-MAX_COMPILED = 512
-# Copies of a compilation share its lexer, which computes one mask at a time. So a grammar that
-# compiles within this many seconds is compiled again for sequences that run at the same time.
-QUICK_SECONDS = 0.02
-# The most compilations of one grammar. On one or two cores further ones do not save time.
-MAX_LEXERS = 256 if (os.cpu_count() or 1) > 2 else 1
+# Compiled grammars that are kept. One takes some 100 KB, or twice that with a second matcher.
+MAX_COMPILED = 256
 
 
 class GrammarError(Exception):
@@ -41,23 +32,6 @@ class GrammarError(Exception):
         self.field = field
 
 
-@dataclass(eq=False, slots=True)
-class Lexer:
-    """One compilation of a grammar, and the sequences that share it."""
-
-    matcher: TokenMatcher  # at the beginning of the grammar; sequences get copies
-    users: WeakSet[object] = field(default_factory=WeakSet)
-
-
-@dataclass(eq=False, slots=True)
-class Compiled:
-    """The compilations of one grammar."""
-
-    first: Future[TokenMatcher] = field(default_factory=Future)
-    seconds: float = 0.0  # that the first compilation took
-    lexers: list[Lexer] = field(default_factory=list)
-
-
 class Grammars:
     """Compiles grammars and keeps them. Threads may share it."""
 
@@ -67,41 +41,24 @@ class Grammars:
         self.words = -(-tokenizer.vocab_size // 32)  # of 32 bits, in a mask
         self._strings = StringTokens(tokenizer)
         self._lock = Lock()
-        # By grammar, the latest used last.
-        self._compiled: OrderedDict[str, Compiled] = OrderedDict()
+        # By grammar, the latest used last. Matchers are at the beginning; sequences get copies.
+        self._compiled: OrderedDict[str, Future[TokenMatcher]] = OrderedDict()
 
-    def matcher(self, grammar: str, user: object) -> tuple[TokenMatcher, Lexer]:
-        """A matcher at the beginning of a grammar, and the lexer that it shares with others.
-
-        `user` stays among the lexer's users for as long as it lives. GrammarError if the grammar
-        does not compile.
-        """
+    def matcher(self, grammar: str) -> TokenMatcher:
+        """A matcher at the beginning of a grammar; GrammarError if it does not compile."""
         with self._lock:
-            compiled = self._compiled.get(grammar)
-            mine = compiled is None
-            if compiled is None:
-                compiled = self._compiled[grammar] = Compiled()
+            known = self._compiled.get(grammar)
+            compiled = self._compiled.setdefault(grammar, Future())
             self._compiled.move_to_end(grammar)
-        if mine:
+            if len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        if known is None:
             # Without the lock: compiling may take long, and others wait for the future.
-            began = time.perf_counter()
             try:
-                matcher = self._compile(grammar)
+                compiled.set_result(self._compile(grammar))
             except BaseException as error:
-                compiled.first.set_exception(error)
-            else:
-                compiled.seconds = time.perf_counter() - began
-                compiled.lexers.append(Lexer(matcher))
-                compiled.first.set_result(matcher)
-        compiled.first.result()
-        lexer = self._choose(compiled, user)
-        if lexer is None:
-            lexer = Lexer(self._compile(grammar))
-            lexer.users.add(user)
-            with self._lock:
-                compiled.lexers.append(lexer)
-        self._forget()
-        return lexer.matcher.copy(), lexer
+                compiled.set_exception(error)
+        return compiled.result().copy()
 
     def _compile(self, grammar: str) -> TokenMatcher:
         matcher, probe = compile_grammar(self.tokenizer, grammar), probe_of(grammar)
@@ -112,30 +69,12 @@ class Grammars:
             matcher, StringMatcher(others, self._strings, self._strings.probes(probe))
         )
 
-    def _choose(self, compiled: Compiled, user: object) -> Lexer | None:
-        """The lexer with the fewest users, to which `user` is added; None: compile another."""
-        with self._lock:
-            lexer = min(compiled.lexers, key=lambda each: len(each.users))
-            quick = compiled.seconds < QUICK_SECONDS and len(compiled.lexers) < MAX_LEXERS
-            if lexer.users and quick:
-                return None
-            lexer.users.add(user)
-            return lexer
-
-    def _forget(self) -> None:
-        """Drops the grammars that were used longest ago, down to `MAX_COMPILED`."""
-        with self._lock:
-            kept = sum(max(1, len(each.lexers)) for each in self._compiled.values())
-            while kept > MAX_COMPILED and len(self._compiled) > 1:
-                _, dropped = self._compiled.popitem(last=False)
-                kept -= max(1, len(dropped.lexers))
-
 
 def grammars_of(model: Path, vocab_size: int, tokenizer: Path | None = None) -> Grammars | None:
     """The grammars of a model; None if its tokenizer cannot be used.
 
-    `tokenizer` is the tokenizer's folder, if that is not the model's. It holds the interpreter's
-    lock for about a second with 150,000 tokens, so call it before the worker serves.
+    `tokenizer` is the tokenizer's folder, if that is not the model's. It takes about a second with
+    150,000 tokens.
     """
     eos = list(eos_token_ids(model))
     try:

@@ -16,7 +16,7 @@ from pagewire.worker.protocol.constraints.token_bans import (
 from pagewire.worker.protocol.constraints.token_matcher import TokenMatcher
 
 # Prompt tokens that are looked at for `begin_after`.
-_PROMPT_TAIL = 64
+PROMPT_TAIL = 64
 
 
 class MaskedSequence:
@@ -41,13 +41,8 @@ class MaskedSequence:
         self._budget: ReasoningBudget | None = None
         if constraint.reasoning_end:
             self._budget = ReasoningBudget(constraint, grammars.tokenizer)
-        # Whether only the matcher takes tokens, apart from the one that ends the output.
-        self._simple = self._bans is None and self._budget is None
         self._tokenizer: LLTokenizer | None = None
         self._matcher: TokenMatcher | None = None
-        # The identity of the lexer: it computes the masks of its sequences one after the other. 0
-        # without a grammar.
-        self.lexer = 0
         # The text after which the matcher begins; None once it has begun.
         self._awaited: bytes | None = constraint.begin_after.encode() or None
         self._tail = b""
@@ -55,8 +50,7 @@ class MaskedSequence:
         self._plain = False
         if constraint.grammar:
             tokenizer = self._tokenizer = grammars.tokenizer
-            self._matcher, lexer = grammars.matcher(constraint.grammar, self)
-            self.lexer = id(lexer)
+            self._matcher = grammars.matcher(constraint.grammar)
             self._eos_ids = np.array(tokenizer.eos_tokens, np.int64)
             same_ends = self._ends == set(tokenizer.eos_tokens)
             self._plain = same_ends and not constraint.min_tokens and self._bans is None
@@ -70,27 +64,6 @@ class MaskedSequence:
         """What computes the mask of the next token; None before `begin_after`."""
         whole = self._matcher
         return None if self._awaited is not None or whole is None else whole.current
-
-    def note(self, token: int) -> LLMatcher | None:
-        """Takes the next token if one matcher alone follows it, and returns that matcher.
-
-        The caller must make the matcher consume the token, and then call `settle`. None if the
-        token is not taken: call `advance`.
-        """
-        matcher = self._matcher
-        if matcher is None or not self._simple or self._awaited is not None or token in self._ends:
-            return None
-        noted = matcher.note(token)
-        if noted is not None:
-            self.index += 1
-        return noted
-
-    def settle(self, token: int, taken: bool) -> None:
-        """Ends what `note` began; GrammarError if the grammar does not allow the token."""
-        matcher = self._matcher
-        assert matcher is not None
-        if not taken or (matcher.looks and not matcher.look()):
-            raise self._refused(token)
 
     def advance(self, token: int) -> None:
         """Takes the next token of the output; GrammarError if the grammar does not allow it."""
@@ -196,4 +169,4 @@ class MaskedSequence:
 
 def _ends_with(tokenizer: LLTokenizer, prompt: Int32Array, text: bytes) -> bool:
     """Whether a prompt ends with a text, white space aside."""
-    return tokenizer.decode_bytes(prompt[-_PROMPT_TAIL:].tolist()).rstrip().endswith(text.rstrip())
+    return tokenizer.decode_bytes(prompt[-PROMPT_TAIL:].tolist()).rstrip().endswith(text.rstrip())

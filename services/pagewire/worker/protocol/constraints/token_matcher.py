@@ -30,8 +30,6 @@ class TokenMatcher:
         self.whole = self.current = whole
         self._string = string
         self._place = OUTSIDE
-        # Whether plain characters may come behind the last token as they could not before.
-        self.looks = False
         self._behind: list[int] = []  # tokens that `current` has and the other matcher has not
         # Above 0: `current` is `others`, and so many plain characters may come; if `_bounded`, no
         # more may.
@@ -45,34 +43,19 @@ class TokenMatcher:
             string = StringMatcher(string.others.deep_copy(), string.tokens, string.probes)
         return TokenMatcher(self.whole.deep_copy(), string)
 
-    def note(self, token: int) -> LLMatcher | None:
-        """Takes the next token if `whole` must consume it, and returns `whole`.
-
-        The caller must make it consume the token, and then call `look` if `looks`. None if the
-        token is not taken: call `consume`.
-        """
-        string = self._string
-        if string is None:
-            return self.whole
-        if self._left:
-            return None
-        before = self._place
-        place = self._place = string.tokens.after[before][token]
-        self._behind.append(token)
-        # In a string whose next characters are a literal, plain tokens change nothing. Behind a
-        # backslash they may.
-        self.looks = place == INSIDE and not (before == INSIDE and string.tokens.lengths[token])
-        return self.whole
-
     def consume(self, token: int) -> bool:
         """Takes the next token; False if the grammar does not allow it, or gives up."""
-        if (whole := self.note(token)) is not None:
-            return whole.consume_token(token) and (not self.looks or self.look())
         string = self._string
-        assert string is not None
-        tokens = string.tokens
-        place = self._place = tokens.after[self._place][token]
+        if string is None:
+            return self.whole.consume_token(token)
+        tokens, before = string.tokens, self._place
+        place = self._place = tokens.after[before][token]
         self._behind.append(token)
+        if not self._left:
+            # In a string whose next characters are a literal, plain tokens change nothing. Behind a
+            # backslash they may.
+            looks = place == INSIDE and not (before == INSIDE and tokens.lengths[token])
+            return self.whole.consume_token(token) and (not looks or self._look(string))
         if place != INSIDE:
             self._left = 0
             taken = self._switch(string)
@@ -83,7 +66,7 @@ class TokenMatcher:
         length = tokens.lengths[token]
         self._left -= length
         if not length or (self._left < tokens.longest and not self._bounded):
-            return self.look()
+            return self._look(string)
         return self._left > 0 or self._switch(string)
 
     def forced_tokens(self) -> list[int]:
@@ -95,10 +78,8 @@ class TokenMatcher:
         if self._left and self._string is not None:
             self._string.tokens.allow(mask, self._left)
 
-    def look(self) -> bool:
+    def _look(self, string: StringMatcher) -> bool:
         """Finds out how many plain characters may come; False if the other matcher gives up."""
-        string = self._string
-        assert string is not None
         self._left = 0
         if self.current.validate_tokens(string.probes[:1]):
             self._left = self.current.validate_tokens(string.probes)

@@ -95,7 +95,7 @@ class GraphBackend(EagerBackend):
         self._masked = MaskedSampling(
             decoder.ops, self._slots, limits, self._decode_buckets, self._logits, self._last_hidden
         )
-        self.mask_words = self._masked.words.numpy()
+        self.mask_memory = self._masked.memory
         # Graphs run one after another, so they can share a memory pool.
         self._pool = torch.cuda.graph_pool_handle()
 

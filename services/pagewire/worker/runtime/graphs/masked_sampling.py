@@ -1,5 +1,6 @@
 """Sampling for steps with constrained rows, in graphs of its own behind those of the layers."""
 
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -8,12 +9,14 @@ import torch
 from torch import Tensor
 
 from pagewire.worker.ops import Ops
+from pagewire.worker.protocol.constraints.mask_memory import MaskMemory
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.runtime.device_slots import DeviceSlots
 from pagewire.worker.runtime.graphs.drafts import offsets, places
 from pagewire.worker.runtime.graphs.mask_gate import MaskGate
 from pagewire.worker.runtime.graphs.staging import Staging
+from pagewire.worker.runtime.pinned import pin, unpin
 
 # Rows of the inputs.
 SLOTS, INDICES, MASK_ROWS, PLACES = range(4)
@@ -42,9 +45,12 @@ class MaskedSampling:
         self._logits = logits
         self._hidden = hidden
         words = -(-limits.vocab_size // 32)
-        # [slots, words] int32, where the masks are written.
-        self.words = pinned(limits.num_slots, words)
-        self._gate = MaskGate(self.words, logits.device)
+        self.memory = MaskMemory(limits.num_slots, words)
+        host = torch.from_numpy(self.memory.masks)
+        host.fill_(-1)
+        pin(host)  # unpinned before the memory is freed, as in `host_cache`
+        weakref.finalize(self, unpin, host.data_ptr()).atexit = False
+        self._gate = MaskGate(host, logits.device)
         size = NUM_INPUTS * row_buckets[-1]
         self._staging = Staging(size)
         self._inputs = torch.zeros(size, dtype=torch.int32, device=logits.device)
@@ -104,8 +110,3 @@ class MaskedSampling:
         return self._slots.sample_drafted(
             self._ops, logits, hidden, located, inputs[PLACES], filtered
         )
-
-
-def pinned(*shape: int) -> Tensor:
-    """Pinned memory on the host, int32, all bits set."""
-    return torch.full(shape, -1, dtype=torch.int32, pin_memory=True)

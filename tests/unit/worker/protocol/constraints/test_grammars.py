@@ -1,14 +1,14 @@
-"""Which tokenizer the grammars of a model have, and which sequences share a lexer."""
+"""Which tokenizer the grammars of a model have, and which of them are kept."""
 
 import json
 from pathlib import Path
 
 import pytest
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 
 from pagewire.models import resolve_model
 from pagewire.worker.protocol.constraints import grammars as module
-from pagewire.worker.protocol.constraints.grammars import Grammars, grammars_of
+from pagewire.worker.protocol.constraints.grammars import GrammarError, Grammars, grammars_of
 from support.models.tokenizer_folders import tiktoken_folder
 
 
@@ -25,60 +25,59 @@ def test_the_tokenizer_may_be_elsewhere_and_without_a_tokenizer_json(
     grammars = grammars_of(model, 300, tokenizer)
     assert grammars is not None
     assert grammars.tokenizer.eos_tokens == [264]
-    matcher, _ = grammars.matcher(LLMatcher.grammar_from_regex("the quick"), User())
+    matcher = grammars.matcher(LLMatcher.grammar_from_regex("the quick"))
     ids = grammars.tokenizer.tokenize_str("the quick")
     assert len(ids) < len("the quick")
     assert all(matcher.consume(token) for token in ids)
     assert matcher.current.is_accepting()
 
 
-class User:
-    """What runs a matcher."""
-
-
 WORD = LLMatcher.grammar_from_regex("[a-z]+")
 
 
 @pytest.fixture
-def grammars(monkeypatch: pytest.MonkeyPatch) -> Grammars:
-    monkeypatch.setattr(module, "MAX_LEXERS", 2)
-    monkeypatch.setattr(module, "QUICK_SECONDS", 60)
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The grammars that are compiled, in order; no more than two are kept."""
+    calls = []
+    compile_one = module.compile_grammar
+
+    def noted(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
+        calls.append(grammar)
+        return compile_one(tokenizer, grammar)
+
+    monkeypatch.setattr(module, "compile_grammar", noted)
+    monkeypatch.setattr(module, "MAX_COMPILED", 2)
+    return calls
+
+
+def test_a_grammar_is_compiled_once(compiled: list[str]) -> None:
+    grammars = embedded_grammars()
+    (letter,) = grammars.tokenizer.tokenize_str("q")
+    first, second = grammars.matcher(WORD), grammars.matcher(WORD)
+    assert compiled == [WORD]
+    assert first.consume(letter)
+    # Each matcher goes its own way.
+    assert first.current.is_accepting()
+    assert not second.current.is_accepting()
+
+
+def test_the_grammars_used_longest_ago_are_dropped(compiled: list[str]) -> None:
+    grammars = embedded_grammars()
+    a, b, c = (LLMatcher.grammar_from_regex(letter) for letter in "abc")
+    for grammar in (WORD, a, WORD, b, WORD, c, a):
+        grammars.matcher(grammar)
+    assert compiled == [WORD, a, b, c, a]
+
+
+def test_a_grammar_that_does_not_compile_is_refused_each_time(compiled: list[str]) -> None:
+    grammars = embedded_grammars()
+    for _ in range(2):
+        with pytest.raises(GrammarError, match="look-around"):
+            grammars.matcher(LLMatcher.grammar_from_regex("(?=a)"))
+    assert len(compiled) == 1
+
+
+def embedded_grammars() -> Grammars:
     found = grammars_of(resolve_model("embedded"), 4096)
     assert found is not None
     return found
-
-
-def test_sequences_that_run_at_once_share_as_few_lexers_as_may_be(grammars: Grammars) -> None:
-    first, second, third = User(), User(), User()
-    _, one = grammars.matcher(WORD, first)
-    _, two = grammars.matcher(WORD, second)
-    assert one is not two
-    assert grammars.matcher(WORD, third)[1] in (one, two)  # no more than MAX_LEXERS
-    del second, third
-    assert grammars.matcher(WORD, User())[1] is two
-
-
-def test_a_lexer_without_a_user_serves_the_next_sequence(grammars: Grammars) -> None:
-    assert grammars.matcher(WORD, User())[1] is grammars.matcher(WORD, User())[1]
-
-
-def test_a_grammar_that_compiles_slowly_is_compiled_once(
-    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "QUICK_SECONDS", 0)
-    first, second = User(), User()
-    assert grammars.matcher(WORD, first)[1] is grammars.matcher(WORD, second)[1]
-
-
-def test_the_grammars_used_longest_ago_are_dropped(
-    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MAX_COMPILED", 2)
-    _, word = grammars.matcher(WORD, User())
-    grammars.matcher(LLMatcher.grammar_from_regex("a"), User())
-    assert grammars.matcher(WORD, User())[1] is word
-    grammars.matcher(LLMatcher.grammar_from_regex("b"), User())
-    assert grammars.matcher(WORD, User())[1] is word
-    for letter in "cd":
-        grammars.matcher(LLMatcher.grammar_from_regex(letter), User())
-    assert grammars.matcher(WORD, User())[1] is not word

@@ -1,20 +1,25 @@
 """Masks of a stream: they follow the tokens of its steps, and a slow or bad grammar fails alone."""
 
+import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 from llguidance import LLMatcher
 
+from pagewire.config import WorkerConfig
 from pagewire.models import eos_token_ids, resolve_model
-from pagewire.worker.protocol.constraints import mask_threads, slot_masks
+from pagewire.worker.protocol.constraints import slot_masks
 from pagewire.worker.protocol.constraints.constraint import Constraint
 from pagewire.worker.protocol.constraints.grammars import compile_grammar, grammars_of
-from pagewire.worker.protocol.constraints.mask_table import MaskTable
-from pagewire.worker.protocol.constraints.mask_threads import MaskThreads
+from pagewire.worker.protocol.constraints.mask_memory import MaskMemory, last_stamp, stamp
+from pagewire.worker.protocol.constraints.mask_processes import MaskProcesses
 from pagewire.worker.protocol.constraints.slot_masks import SlotMasks, StepMasks
 
 FOLDER = resolve_model("embedded")
@@ -28,12 +33,21 @@ DIGITS = Constraint(LLMatcher.grammar_from_regex("[0-9]{3}"), "", EOS)
 GRAMMARS = grammars_of(FOLDER, 4096)
 
 
-@pytest.fixture
-def masks() -> Iterator[SlotMasks]:
+@pytest.fixture(scope="module")
+def processes() -> Iterator[MaskProcesses]:
+    """Two real ones."""
     errors: list[BaseException] = []
-    table = MaskTable(np.zeros((8, GRAMMARS.words), np.int32))
-    yield SlotMasks(MaskThreads(GRAMMARS, table, errors.append))
+    started = MaskProcesses(MaskMemory(8, GRAMMARS.words), 2, errors.append)
+    started.launch(WorkerConfig(model="embedded"), FOLDER, None, 4096)
+    assert started.ready()
+    yield started
+    started.close()
     assert not errors
+
+
+@pytest.fixture
+def masks(processes: MaskProcesses) -> SlotMasks:
+    return SlotMasks(processes)
 
 
 def step(masks: SlotMasks, slots: list[int], indices: list[int]) -> StepMasks:
@@ -51,11 +65,7 @@ def tokens_of(words: np.ndarray) -> list[int]:
     return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
 
 
-@pytest.mark.parametrize("many", [1, 99])
-def test_masks_follow_the_tokens_of_each_row(
-    masks: SlotMasks, monkeypatch: pytest.MonkeyPatch, many: int
-) -> None:
-    monkeypatch.setattr(mask_threads, "MANY", many)
+def test_masks_follow_the_tokens_of_each_row(masks: SlotMasks) -> None:
     (four, five) = (GRAMMARS.tokenizer.tokenize_str(digit)[0] for digit in "45")
     masks.start(3, DIGITS, NONE, NONE)
     masks.start(7, DIGITS, NONE, np.array([four, five], np.int32))
@@ -69,11 +79,7 @@ def test_masks_follow_the_tokens_of_each_row(
     assert not first.failures
 
 
-@pytest.mark.parametrize("many", [1, 99])
-def test_a_token_that_is_not_allowed_fails_its_own_row(
-    masks: SlotMasks, monkeypatch: pytest.MonkeyPatch, many: int
-) -> None:
-    monkeypatch.setattr(mask_threads, "MANY", many)
+def test_a_token_that_is_not_allowed_fails_its_own_row(masks: SlotMasks) -> None:
     four, letter = (GRAMMARS.tokenizer.tokenize_str(each)[0] for each in "4x")
     for slot in range(3):
         masks.start(slot, DIGITS, NONE, NONE)
@@ -87,16 +93,12 @@ def test_a_token_that_is_not_allowed_fails_its_own_row(
     assert f"does not allow token {letter} at index 0" in failure.message
 
 
-@pytest.mark.parametrize("many", [1, 99])
-def test_masks_of_strings_are_those_of_one_matcher(
-    masks: SlotMasks, monkeypatch: pytest.MonkeyPatch, many: int
-) -> None:
-    monkeypatch.setattr(mask_threads, "MANY", many)
+def test_masks_of_strings_are_those_of_one_matcher(masks: SlotMasks) -> None:
     draw, slots = random.Random(0), [0, 1, 2]
     matchers = [compile_grammar(GRAMMARS.tokenizer, STRINGS) for _ in slots]
     for slot in slots:
         masks.start(slot, Constraint(STRINGS, "", EOS), NONE, NONE)
-    expected = np.empty_like(masks.table.words[0])
+    expected = np.empty_like(masks.memory.masks[0])
     for index in range(60):
         now = step(masks, slots, [index] * 3)
         now.wait()
@@ -162,25 +164,28 @@ def test_a_bad_grammar_fails_its_own_row(masks: SlotMasks) -> None:
 
 
 def test_a_grammar_that_takes_too_long_fails_its_row_for_now(
-    masks: SlotMasks, monkeypatch: pytest.MonkeyPatch
+    masks: SlotMasks, processes: MaskProcesses
 ) -> None:
-    compiled = threading.Event()
-
-    def compile_slowly(tokenizer, grammar):
-        compiled.wait()
-        return LLMatcher(tokenizer, grammar)
-
-    monkeypatch.setattr(
-        "pagewire.worker.protocol.constraints.grammars.compile_grammar", compile_slowly
-    )
+    """The process of the odd slots does not run for a while."""
     masks.start(0, DIGITS, NONE, NONE)
-    masks.start(1, Constraint(LLMatcher.grammar_from_regex("x{2}"), "", EOS), NONE, NONE)
-    both = step(masks, [0, 1], [0, 0])
-    began = time.monotonic()
-    both.wait()
-    assert time.monotonic() - began < 5 * slot_masks.MAX_WAIT
-    compiled.set()
-    assert (1, True) in [(failure.row // 2, failure.retryable) for failure in both.failures]
+    _, stopped = children_of(processes.pid)
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        masks.start(1, DIGITS, NONE, NONE)
+        both = step(masks, [0, 1], [0, 0])
+        began = time.monotonic()
+        both.wait()
+        assert slot_masks.MAX_WAIT <= time.monotonic() - began < 5 * slot_masks.MAX_WAIT
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    assert [(failure.row // 2, failure.retryable) for failure in both.failures] == [(1, True)]
+    assert len(allowed(both)[0]) < 4096
+    later = step(masks, [1], [5])
+    later.wait()
+    assert not later.failures
+    # The slot serves the next sequence.
+    masks.start(1, DIGITS, NONE, NONE)
+    assert len(allowed(step(masks, [1], [0]))[0]) < 4096
 
 
 def test_a_sequence_that_left_its_slot_does_not_touch_the_next(masks: SlotMasks) -> None:
@@ -193,3 +198,73 @@ def test_a_sequence_that_left_its_slot_does_not_touch_the_next(masks: SlotMasks)
     old.advance(np.array([four], np.int32))
     names = [GRAMMARS.tokenizer.decode_bytes([token]) for token in allowed(new)[0]]
     assert set(names) <= {b"x", b"xx"}
+
+
+def test_forced_tokens_are_known_with_the_tokens_before(processes: MaskProcesses) -> None:
+    masks = SlotMasks(processes, drafts=True)
+    word = LLMatcher.grammar_from_regex("[ab](unlikely){2}")
+    masks.start(2, Constraint(word, "", EOS), NONE, NONE)
+    first = step(masks, [2], [0])
+    first.wait()
+    assert first.forced() == {}
+    (letter,) = GRAMMARS.tokenizer.tokenize_str("a")
+    first.advance(np.array([letter], np.int32))
+    second = step(masks, [2], [1])
+    (forced,) = second.forced().values()
+    assert GRAMMARS.tokenizer.decode_str(forced) == "unlikelyunlikely"
+
+
+def test_a_long_message_is_cut() -> None:
+    memory = MaskMemory(3, 4)
+    memory.note_failure(1, 7, "é" * 5000, "grammar")
+    message, field = memory.failure(1)
+    assert field == "grammar"
+    assert set(message) == {"é"}
+    assert 1000 < len(message) < 5000
+    assert memory.failed.tolist() == [0, 7, 0]
+
+
+def test_memory_is_shared_by_its_descriptor() -> None:
+    one = MaskMemory(3, 4)
+    other = MaskMemory(3, 4, os.dup(one.fd))
+    one.masks[2, 3], one.ready[2] = 5, stamp(1, 2)
+    assert other.masks[2, 3] == 5
+    assert other.ready[2] == stamp(1, 2)
+    assert stamp(1, -1) < stamp(1, 0) < stamp(1, 1) < last_stamp(1) < stamp(2, -1)
+
+
+@pytest.mark.parametrize("which", ["the first", "another"])
+def test_the_end_of_a_mask_process_is_an_error_and_nobody_waits(which: str) -> None:
+    errors: list[BaseException] = []
+    started = MaskProcesses(MaskMemory(8, GRAMMARS.words), 2, errors.append)
+    started.launch(WorkerConfig(model="embedded"), FOLDER, None, 4096)
+    assert started.ready()
+    masks = SlotMasks(started)
+    masks.start(0, DIGITS, NONE, NONE)
+    first, ahead = step(masks, [0], [0]), step(masks, [0], [1])
+    first.wait()
+    children = children_of(started.pid)
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(ahead.wait)
+        os.kill(started.pid if which == "the first" else children[1], signal.SIGKILL)
+        with pytest.raises(RuntimeError, match="a mask process has ended"):
+            waiting.result(10)
+    deadline = time.monotonic() + 10
+    while not errors and time.monotonic() < deadline:
+        time.sleep(0.01)
+    (error,) = errors
+    assert "has ended with status" in str(error)
+    started.close()
+    while any(map(running, children)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(map(running, children))
+
+
+def children_of(pid: int) -> list[int]:
+    """The mask processes, in the order of their slots."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def running(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"

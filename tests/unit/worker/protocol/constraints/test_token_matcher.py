@@ -44,10 +44,6 @@ UNPLAIN = {
 }
 
 
-class User:
-    """Of a lexer."""
-
-
 @pytest.fixture(scope="module")
 def grammars() -> Grammars:
     found = grammars_of(resolve_model("embedded"), VOCAB)
@@ -62,7 +58,7 @@ def grammar_of(schema: dict) -> str:
 def walk(grammars: Grammars, grammar: str, seed: int, steps: int = 60) -> int:
     """Compares masks along a random output; returns how many had plain tokens put in."""
     whole = compile_grammar(grammars.tokenizer, grammar)
-    matcher, _ = grammars.matcher(grammar, User())
+    matcher = grammars.matcher(grammar)
     expected, found = np.empty((2, grammars.words), np.int32)
     draw, short = random.Random(seed), 0
     for _ in range(steps):
@@ -125,7 +121,7 @@ def test_a_probe_is_not_in_the_schema() -> None:
 
 def test_a_token_that_the_grammar_does_not_allow_is_refused(grammars: Grammars) -> None:
     for text, bad in (('"', "a"), ('"abcdefg', "h"), ('"abc', "defgh"), ('"ab"', "c")):
-        matcher, _ = grammars.matcher(grammar_of(SCHEMAS["bounded"]), User())
+        matcher = grammars.matcher(grammar_of(SCHEMAS["bounded"]))
         for token in grammars.tokenizer.tokenize_str(text):
             assert matcher.consume(token)
         refused = [matcher.consume(token) for token in grammars.tokenizer.tokenize_str(bad)]

@@ -1,0 +1,94 @@
+"""What a worker and its mask processes share: the masks of all slots, and how far each one is.
+
+Each slot belongs to one mask process, which writes what is here of it. A slot's sequences are told
+apart by their generation, a number that grows. A *stamp* is a generation and the index of a token
+in the output, as one number: it grows as the slot's sequence does, and from one sequence to the
+next. So "the mask is ready" is a comparison of two numbers, for all rows of a step at once.
+"""
+
+import mmap
+import os
+from itertools import accumulate
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagewire.limits import INT32_MAX
+
+# Forced tokens that are kept of a sequence; no row has more drafts.
+MAX_FORCED = 64
+MESSAGE_BYTES = 4096
+
+_PAGE = 4096
+
+
+def stamp(generation: int, index: int) -> int:
+    """The stamp of the token at `index` of a sequence; -1 is before all of them."""
+    return (generation << 32) + index
+
+
+def last_stamp(generation: int) -> int:
+    """The stamp of a sequence that has ended or failed: no step waits for it any more."""
+    return stamp(generation, INT32_MAX)
+
+
+class MaskMemory:
+    """Arrays in memory without a file.
+
+    The order of stores: whoever writes a stamp has written what it is of before, and passes
+    `fence` in between; whoever has read a stamp passes it before reading on.
+    """
+
+    def __init__(self, slots: int, words: int, fd: int | None = None) -> None:
+        """`words` of 32 bits a mask. `fd` is the memory of another process; None: allocates."""
+        layout: dict[str, tuple[tuple[int, ...], type[np.generic]]] = {
+            "masks": ((slots, words), np.int32),
+            "ready": ((slots,), np.int64),
+            "taken": ((slots,), np.int64),
+            "failed": ((slots,), np.int64),
+            "forced_counts": ((slots,), np.int32),
+            "forced": ((slots, MAX_FORCED), np.int32),
+            "message_sizes": ((slots,), np.int32),
+            "messages": ((slots, MESSAGE_BYTES), np.uint8),
+        }
+        # Each array begins at a page, so that the masks can be pinned.
+        sizes = [_pages(prod(shape), kind) for shape, kind in layout.values()]
+        begins = [0, *accumulate(sizes)]
+        if fd is None:
+            fd = os.memfd_create("pagewire-masks")
+            os.ftruncate(fd, begins[-1])
+        self.fd = fd
+        self.slots, self.words = slots, words
+        memory, arrays = mmap.mmap(fd, begins[-1]), {}
+        for (name, (shape, kind)), begin in zip(layout.items(), begins[:-1], strict=True):
+            arrays[name] = np.frombuffer(memory, kind, prod(shape), begin).reshape(shape)
+        # The masks, and the stamp of the token that each is for.
+        self.masks: NDArray[np.int32] = arrays["masks"]  # [slots, words]
+        self.ready: NDArray[np.int64] = arrays["ready"]  # [slots]
+        # The text that must come next, as tokens; and the stamp of the first of them.
+        self.forced: NDArray[np.int32] = arrays["forced"]  # [slots, MAX_FORCED]
+        self.forced_counts: NDArray[np.int32] = arrays["forced_counts"]  # [slots]
+        self.taken: NDArray[np.int64] = arrays["taken"]  # [slots]
+        # The generation of the last sequence that failed, and why.
+        self.failed: NDArray[np.int64] = arrays["failed"]  # [slots]
+        self._message_sizes: NDArray[np.int32] = arrays["message_sizes"]  # [slots]
+        self._messages: NDArray[np.uint8] = arrays["messages"]  # [slots, MESSAGE_BYTES]
+
+    def note_failure(self, slot: int, generation: int, message: str, field: str) -> None:
+        """Writes why a sequence failed; a long message is cut."""
+        text = f"{field}\0{message}".encode()[:MESSAGE_BYTES]
+        self._messages[slot, : len(text)] = np.frombuffer(text, np.uint8)
+        self._message_sizes[slot] = len(text)
+        self.failed[slot] = generation
+
+    def failure(self, slot: int) -> tuple[str, str]:
+        """The message and the field of a slot's last failure."""
+        text = self._messages[slot, : self._message_sizes[slot]].tobytes()
+        field, _, message = text.decode(errors="ignore").partition("\0")
+        return message, field
+
+
+def _pages(count: int, kind: type[np.generic]) -> int:
+    """The bytes of the pages that hold `count` elements."""
+    return -(-count * np.dtype(kind).itemsize // _PAGE) * _PAGE

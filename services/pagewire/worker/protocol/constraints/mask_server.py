@@ -1,0 +1,276 @@
+"""The processes that compile grammars and compute masks.
+
+    python -m pagewire.worker.protocol.constraints.mask_server OPTIONS
+
+A worker starts one such process; `MaskProcesses` has the other end. It reads the model's tokenizer,
+says so in a line of standard output, and forks the processes that do the work, which share what it
+has read. Each serves some of the worker's slots and has an interpreter of its own: masks take time
+from no thread of the worker. It ends when the worker closes its pipes, or is gone.
+"""
+
+import contextlib
+import gc
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from threading import Lock, Thread
+
+import numpy as np
+
+from pagewire.lifecycle import logs
+from pagewire.packing import Int32Array
+from pagewire.worker.protocol.constraints.constraint import Constraint
+from pagewire.worker.protocol.constraints.grammars import GrammarError, Grammars, grammars_of
+from pagewire.worker.protocol.constraints.mask_memory import (
+    MAX_FORCED,
+    MaskMemory,
+    last_stamp,
+    stamp,
+)
+from pagewire.worker.protocol.constraints.masked_sequence import MaskedSequence
+
+# Grammars that a process compiles at the same time, so that a slow one delays few others.
+COMPILERS = 4
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """What a worker tells the process that it starts, as JSON in its argument."""
+
+    model: str
+    tokenizer: str | None
+    vocab_size: int
+    slots: int
+    words: int
+    memory: int  # file descriptors, as the following
+    events: tuple[int, int]  # raised when masks, and when forced tokens, are known
+    pipes: list[tuple[int, int]]  # of each process, for starts and for tokens
+    log_level: str
+    log_format: str
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A constrained sequence that takes a slot."""
+
+    slot: int
+    generation: int
+    constraint: Constraint
+    prompt: Int32Array  # [tokens], as much of its end as is looked at
+    output: Int32Array  # [generated]
+    drafts: bool  # whether its forced tokens are asked for
+
+
+@dataclass(slots=True)
+class _Held:
+    """The latest sequence of a slot; `sequence` is None while its grammar is compiled."""
+
+    generation: int
+    drafts: bool
+    sequence: MaskedSequence | None = None
+
+
+class MaskServer:
+    """The sequences of some slots. One thread takes tokens, others compile grammars."""
+
+    def __init__(self, grammars: Grammars, memory: MaskMemory, events: tuple[int, int]) -> None:
+        self._grammars, self._memory = grammars, memory
+        self._masks_known, self._forced_known = events
+        self._lock = Lock()  # of all below
+        self._held: dict[int, _Held] = {}
+        self._dropped: dict[int, int] = {}  # the latest generation of a slot that was given up
+        self._mask = np.empty(memory.words, np.int32)  # a row of `memory` never shows half a mask
+
+    def serve(self, starts: Connection, tokens: Connection) -> None:
+        """Works until the worker closes the pipes."""
+        Thread(target=self._read_starts, args=(starts,), daemon=True).start()
+        with contextlib.suppress(EOFError):
+            while True:
+                numbers = np.frombuffer(tokens.recv_bytes(), np.int64).reshape(3, -1)
+                self.advance(zip(*numbers.tolist(), strict=True))
+
+    def _read_starts(self, starts: Connection) -> None:
+        compilers = ThreadPoolExecutor(COMPILERS, "grammars")
+        with contextlib.suppress(EOFError):
+            while True:
+                start: Start = starts.recv()
+                with self._lock:
+                    if start.generation <= self._dropped.get(start.slot, -1):
+                        continue
+                    held = _Held(start.generation, start.drafts)
+                    self._held[start.slot] = held
+                compilers.submit(partial(_or_end, partial(self._begin, start, held)))
+
+    def _begin(self, start: Start, held: _Held) -> None:
+        """Compiles the grammar of a sequence and computes its first mask."""
+        slot, mask = start.slot, np.full(self._memory.words, -1, np.int32)
+        failure, sequence = None, None
+        try:
+            sequence = MaskedSequence(start.constraint, self._grammars, start.prompt, start.output)
+            forced = self._forced(held, sequence)
+            if not sequence.ended:
+                _compute(sequence, mask)
+        except GrammarError as error:
+            failure = error
+        with self._lock:
+            if self._held.get(slot) is not held:
+                return
+            if failure is not None:
+                self._fail(slot, held, failure)
+            else:
+                assert sequence is not None
+                if held.drafts:
+                    self._note_forced(slot, held, sequence, forced)
+                if sequence.ended:
+                    self._end(slot, held)
+                else:
+                    held.sequence = sequence
+                    self._publish(slot, held, sequence, mask)
+        self._raise(held.drafts)
+
+    def advance(self, rows: Iterable[tuple[int, int, int]]) -> None:
+        """Takes tokens of slots, and computes the masks of the next ones.
+
+        A row is a slot, the generation of its sequence and the token; -1: it has left.
+        """
+        going: list[tuple[int, _Held, MaskedSequence]] = []
+        drafts = False
+        with self._lock:
+            for slot, generation, token in rows:
+                held = self._held.get(slot)
+                if held is None or held.generation != generation:
+                    if token < 0:
+                        self._drop(slot, generation)
+                    continue
+                if token < 0:
+                    self._drop(slot, generation)
+                    self._end(slot, held)
+                    continue
+                sequence = held.sequence
+                if sequence is None:
+                    continue
+                try:
+                    sequence.advance(token)
+                    if held.drafts:
+                        drafts = True
+                        self._note_forced(slot, held, sequence, self._forced(held, sequence))
+                except GrammarError as error:
+                    self._fail(slot, held, error)
+                else:
+                    if sequence.ended:
+                        self._end(slot, held)
+                    else:
+                        going.append((slot, held, sequence))
+            if drafts:
+                os.eventfd_write(self._forced_known, 1)
+            for slot, held, sequence in going:
+                try:
+                    _compute(sequence, self._mask)
+                except GrammarError as error:
+                    self._fail(slot, held, error)
+                else:
+                    self._publish(slot, held, sequence, self._mask)
+        os.eventfd_write(self._masks_known, 1)
+
+    def _forced(self, held: _Held, sequence: MaskedSequence) -> list[int]:
+        return sequence.forced_tokens()[:MAX_FORCED] if held.drafts else []
+
+    def _note_forced(
+        self, slot: int, held: _Held, sequence: MaskedSequence, forced: list[int]
+    ) -> None:
+        self._memory.forced[slot, : len(forced)] = forced
+        self._memory.forced_counts[slot] = len(forced)
+        with _fence:
+            self._memory.taken[slot] = stamp(held.generation, sequence.index)
+
+    def _publish(self, slot: int, held: _Held, sequence: MaskedSequence, mask: Int32Array) -> None:
+        self._memory.masks[slot] = mask
+        with _fence:
+            self._memory.ready[slot] = stamp(held.generation, sequence.index)
+
+    def _fail(self, slot: int, held: _Held, error: GrammarError) -> None:
+        self._memory.note_failure(slot, held.generation, str(error), error.field)
+        self._end(slot, held)
+
+    def _end(self, slot: int, held: _Held) -> None:
+        """Lets later steps draw any token: none of them will be used."""
+        del self._held[slot]
+        self._memory.masks[slot] = -1
+        with _fence:
+            self._memory.taken[slot] = self._memory.ready[slot] = last_stamp(held.generation)
+
+    def _drop(self, slot: int, generation: int) -> None:
+        """A start that is still to come, on the other pipe, is not begun."""
+        self._dropped[slot] = max(generation, self._dropped.get(slot, -1))
+
+    def _raise(self, drafts: bool) -> None:
+        if drafts:
+            os.eventfd_write(self._forced_known, 1)
+        os.eventfd_write(self._masks_known, 1)
+
+
+# Taking a lock orders the stores before it and those behind it, on every kind of processor.
+_fence = Lock()
+
+
+def _compute(sequence: MaskedSequence, mask: Int32Array) -> None:
+    """Computes the mask `[words]` of a sequence's next token; GrammarError if none is left."""
+    if (matcher := sequence.matcher) is not None:
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+    sequence.narrow(mask)
+
+
+def _or_end(call: partial[None]) -> None:
+    """Runs a call of a thread; an error that nothing expects ends the process."""
+    try:
+        call()
+    except BaseException:
+        log.critical("a thread of a mask process failed", exc_info=True)
+        os._exit(1)
+
+
+def main() -> int:
+    options = ServerOptions(**json.loads(sys.argv[1]))
+    # The worker ends these processes, also where a signal goes to its whole group.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    logs.configure("worker", options.log_level, options.log_format)
+    tokenizer = None if options.tokenizer is None else Path(options.tokenizer)
+    grammars = grammars_of(Path(options.model), options.vocab_size, tokenizer)
+    if grammars is None:
+        return 1
+    memory = MaskMemory(options.slots, options.words, options.memory)
+    gc.collect()
+    gc.freeze()  # collections would copy pages that the processes share
+    children = set()
+    for starts, tokens in options.pipes:
+        pid = os.fork()
+        if pid == 0:
+            server = MaskServer(grammars, memory, options.events)
+            run = partial(
+                server.serve, Connection(starts, writable=False), Connection(tokens, writable=False)
+            )
+            _or_end(run)
+            os._exit(0)
+        children.add(pid)
+    print("ready", flush=True)
+    status = 0
+    while children and not status:
+        pid, ended = os.wait()
+        children.discard(pid)
+        status = os.waitstatus_to_exitcode(ended)
+    return abs(status)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
