@@ -60,6 +60,12 @@ class Grammars:
                 compiled.set_exception(error)
         return compiled.result().copy()
 
+    def is_compiled(self, grammar: str) -> bool:
+        """Whether `matcher` need not wait for a compilation."""
+        with self._lock:
+            compiled = self._compiled.get(grammar)
+        return compiled is not None and compiled.done()
+
     def _compile(self, grammar: str) -> TokenMatcher:
         matcher, probe = compile_grammar(self.tokenizer, grammar), probe_of(grammar)
         if probe is None:

@@ -12,11 +12,12 @@ from functools import partial
 from multiprocessing import Pipe
 from pathlib import Path
 from threading import Lock, Thread
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pagewire.config import WorkerConfig
+from pagewire.packing import Int32Array
 from pagewire.worker.protocol.constraints import mask_server
 from pagewire.worker.protocol.constraints.mask_memory import MaskMemory
 from pagewire.worker.protocol.constraints.mask_server import ServerOptions, Start
@@ -33,30 +34,37 @@ def default_processes() -> int:
     return min(max(len(os.sched_getaffinity(0)) // 2, 1), MOST_PROCESSES)
 
 
-class Event:
-    """Raised by mask processes when something of a kind is known; one thread at a time waits."""
+class Events:
+    """One event for each mask process, raised when it has written something of a kind."""
 
-    def __init__(self) -> None:
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poll = select.poll()
-        self._poll.register(self.fd, select.POLLIN)
-        self._lock = Lock()
+    def __init__(self, processes: int) -> None:
+        self.fds = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(processes)]
+        self._polls = [select.poll() for _ in self.fds]
+        for poll, fd in zip(self._polls, self.fds, strict=True):
+            poll.register(fd, select.POLLIN)
+        self._lock = Lock()  # one thread at a time waits
+        self.lost = False  # no more will be raised
 
-    def wait_for(self, condition: Callable[[], float | None]) -> None:
-        """Returns when `condition` returns 0 or less.
+    def wait_for(self, awaited: Callable[[], tuple[int, float | None] | None]) -> None:
+        """Returns when `awaited` returns None, or when time is over.
 
-        It is called at first, and whenever the event was raised or as many seconds have passed as
-        it returned; None: any number.
+        It returns a process that has something to do yet, and how many seconds there are for it;
+        None: any number. It is called again when that process has raised its event.
         """
         with self._lock:
-            while (left := condition()) is None or left > 0:
-                # At least a millisecond; the next look comes then, if not before.
-                if self._poll.poll(None if left is None else 1e3 * left + 1):
-                    os.eventfd_read(self.fd)
+            while (waiting := awaited()) is not None:
+                if self.lost:
+                    raise RuntimeError("a mask process has ended, so what it owes will not come")
+                process, left = waiting
+                if left is not None and left <= 0:
+                    return
+                if self._polls[process].poll(None if left is None else 1e3 * left):
+                    os.eventfd_read(self.fds[process])
 
     def set(self) -> None:
         """Lets who waits look again."""
-        os.eventfd_write(self.fd, 1)
+        for fd in self.fds:
+            os.eventfd_write(fd, 1)
 
 
 class MaskProcesses:
@@ -68,21 +76,21 @@ class MaskProcesses:
         """`on_error` is called when a process ends by itself; it should end the worker."""
         self.memory = memory
         self.count = processes
-        self.masks_known, self.forced_known = Event(), Event()
-        self.lost = False
+        self.masks_known, self.forced_known = Events(processes), Events(processes)
         self._generations = [0] * memory.slots
         self._on_error = on_error
         self._closing = False
         self._process: subprocess.Popen[bytes] | None = None
-        self._pipes = [(Pipe(duplex=False), Pipe(duplex=False)) for _ in range(processes)]
-        self._starts = [starts for (_, starts), _ in self._pipes]
-        self._tokens = [tokens for _, (_, tokens) in self._pipes]
+        # By process: sequences that begin, and tokens.
+        self._starts = [Pipe(duplex=False) for _ in range(processes)]
+        self._tokens = [os.pipe() for _ in range(processes)]
         self._thread = QueueThread("grammars", on_error)
         self._sending = Lock()  # of tokens
 
     def launch(self, config: WorkerConfig, model: Path, tokenizer: Path | None, vocab: int) -> None:
         """Starts the processes; `ready` waits for them."""
-        pipes = [(starts[0].fileno(), tokens[0].fileno()) for starts, tokens in self._pipes]
+        starts, tokens = [read.fileno() for read, _ in self._starts], [fd for fd, _ in self._tokens]
+        events = self.masks_known.fds, self.forced_known.fds
         options = ServerOptions(
             model=str(model),
             tokenizer=None if tokenizer is None else str(tokenizer),
@@ -90,12 +98,11 @@ class MaskProcesses:
             slots=self.memory.slots,
             words=self.memory.words,
             memory=self.memory.fd,
-            events=(self.masks_known.fd, self.forced_known.fd),
-            pipes=pipes,
+            processes=list(zip(starts, tokens, *events, strict=True)),
             log_level=config.log_level,
             log_format=config.log_format,
         )
-        inherited = [options.memory, *options.events, *(fd for pair in pipes for fd in pair)]
+        inherited = [options.memory, *(fd for each in options.processes for fd in each)]
         # One thread for each of the libraries that would start more: a fork has none of them.
         threads = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1")
         self._process = subprocess.Popen(
@@ -105,9 +112,10 @@ class MaskProcesses:
             pass_fds=inherited,
             env=os.environ | threads,
         )
-        for starts, tokens in self._pipes:
-            starts[0].close()
-            tokens[0].close()
+        for read, _ in self._starts:
+            read.close()
+        for fd in tokens:
+            os.close(fd)
 
     def ready(self) -> bool:
         """Waits until the processes serve; False if they cannot, as a line of the log says."""
@@ -119,6 +127,10 @@ class MaskProcesses:
         else:
             self._process.wait()
         return served
+
+    def of_slot(self, slot: int) -> int:
+        """The process that a slot belongs to."""
+        return slot % self.count
 
     @property
     def pid(self) -> int:
@@ -140,26 +152,33 @@ class MaskProcesses:
         """Whether a sequence is the last that has taken `slot`."""
         return self._generations[slot] == generation
 
-    def advance(self, rows: NDArray[np.int64]) -> None:
-        """Hands on `rows [3, n]`: slots, generations, and tokens; -1 gives up a sequence."""
-        owners = rows[0] % self.count
+    def advance(self, rows: Int32Array) -> None:
+        """Hands on `rows [n, 3]`: slots, generations, and tokens; -1 gives up a sequence."""
+        owners = rows[:, 0] % self.count
+        rows = rows[np.argsort(owners, kind="stable")]
+        ends = np.cumsum(np.bincount(owners, minlength=self.count)).tolist()
+        begin = 0
         with self._sending:
-            for owner in np.flatnonzero(np.bincount(owners, minlength=self.count)).tolist():
-                self._send(self._tokens[owner].send_bytes, rows[:, owners == owner].tobytes())
+            for (_, pipe), end in zip(self._tokens, ends, strict=True):
+                if begin < end:
+                    self._send(partial(os.write, pipe), rows[begin:end].tobytes())
+                begin = end
 
     def close(self) -> None:
         """Ends the processes."""
         self._closing = True
         self._thread.close()
-        for connection in (*self._starts, *self._tokens):
-            connection.close()
+        for _, send in self._starts:
+            send.close()
+        for _, fd in self._tokens:
+            os.close(fd)
         if self._process is not None:
             self._process.wait()
 
     def _send_start(self, start: Start) -> None:
-        self._send(self._starts[start.slot % self.count].send, start)
+        self._send(self._starts[start.slot % self.count][1].send, start)
 
-    def _send(self, send: Callable[..., None], message: object) -> None:
+    def _send(self, send: Callable[[Any], object], message: object) -> None:
         try:
             send(message)
         except BrokenPipeError:  # `_watch` notices
@@ -170,7 +189,7 @@ class MaskProcesses:
         assert self._process is not None
         status = self._process.wait()
         if not self._closing:
-            self.lost = True
-            self.masks_known.set()
-            self.forced_known.set()
+            for events in (self.masks_known, self.forced_known):
+                events.lost = True
+                events.set()
             self._on_error(RuntimeError(f"a mask process has ended with status {status}"))

@@ -15,7 +15,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +26,7 @@ from threading import Lock, Thread
 import numpy as np
 
 from pagewire.lifecycle import logs
+from pagewire.lifecycle.logs import LogFormat
 from pagewire.packing import Int32Array
 from pagewire.worker.protocol.constraints.constraint import Constraint
 from pagewire.worker.protocol.constraints.grammars import GrammarError, Grammars, grammars_of
@@ -36,6 +37,13 @@ from pagewire.worker.protocol.constraints.mask_memory import (
     stamp,
 )
 from pagewire.worker.protocol.constraints.masked_sequence import MaskedSequence
+
+# A token in a pipe: the slot, the generation of its sequence and the token, as int32.
+TOKEN_BYTES = 12
+READ_BYTES = 1 << 16
+
+# Seconds after which a thread lets another one run. Masks are not to wait while a sequence begins.
+SWITCH_SECONDS = 1e-4
 
 # Grammars that a process compiles at the same time, so that a slow one delays few others.
 COMPILERS = 4
@@ -53,10 +61,9 @@ class ServerOptions:
     slots: int
     words: int
     memory: int  # file descriptors, as the following
-    events: tuple[int, int]  # raised when masks, and when forced tokens, are known
-    pipes: list[tuple[int, int]]  # of each process, for starts and for tokens
+    processes: list[tuple[int, int, int, int]]  # the pipes and events of each, see `MaskServer`
     log_level: str
-    log_format: str
+    log_format: LogFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,33 +90,49 @@ class _Held:
 class MaskServer:
     """The sequences of some slots. One thread takes tokens, others compile grammars."""
 
-    def __init__(self, grammars: Grammars, memory: MaskMemory, events: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        grammars: Grammars,
+        memory: MaskMemory,
+        starts: int,
+        tokens: int,
+        masks_known: int,
+        forced_known: int,
+    ) -> None:
+        """Pipes to read `Start`s and tokens from, and eventfds to raise when something is known."""
         self._grammars, self._memory = grammars, memory
-        self._masks_known, self._forced_known = events
+        self._starts, self._tokens = Connection(starts, writable=False), tokens
+        self._masks_known, self._forced_known = masks_known, forced_known
         self._lock = Lock()  # of all below
         self._held: dict[int, _Held] = {}
         self._dropped: dict[int, int] = {}  # the latest generation of a slot that was given up
         self._mask = np.empty(memory.words, np.int32)  # a row of `memory` never shows half a mask
 
-    def serve(self, starts: Connection, tokens: Connection) -> None:
+    def serve(self) -> None:
         """Works until the worker closes the pipes."""
-        Thread(target=self._read_starts, args=(starts,), daemon=True).start()
-        with contextlib.suppress(EOFError):
-            while True:
-                numbers = np.frombuffer(tokens.recv_bytes(), np.int64).reshape(3, -1)
-                self.advance(zip(*numbers.tolist(), strict=True))
+        Thread(target=partial(_or_end, self._read_starts), daemon=True).start()
+        rest = b""
+        while data := os.read(self._tokens, READ_BYTES):
+            rest += data
+            whole = len(rest) - len(rest) % TOKEN_BYTES
+            self._advance(np.frombuffer(rest[:whole], np.int32).reshape(-1, 3).tolist())
+            rest = rest[whole:]
 
-    def _read_starts(self, starts: Connection) -> None:
+    def _read_starts(self) -> None:
         compilers = ThreadPoolExecutor(COMPILERS, "grammars")
         with contextlib.suppress(EOFError):
             while True:
-                start: Start = starts.recv()
+                start: Start = self._starts.recv()
+                held = _Held(start.generation, start.drafts)
                 with self._lock:
                     if start.generation <= self._dropped.get(start.slot, -1):
                         continue
-                    held = _Held(start.generation, start.drafts)
                     self._held[start.slot] = held
-                compilers.submit(partial(_or_end, partial(self._begin, start, held)))
+                grammar = start.constraint.grammar
+                if not grammar or self._grammars.is_compiled(grammar):
+                    self._begin(start, held)
+                else:
+                    compilers.submit(partial(_or_end, partial(self._begin, start, held)))
 
     def _begin(self, start: Start, held: _Held) -> None:
         """Compiles the grammar of a sequence and computes its first mask."""
@@ -138,7 +161,7 @@ class MaskServer:
                     self._publish(slot, held, sequence, mask)
         self._raise(held.drafts)
 
-    def advance(self, rows: Iterable[tuple[int, int, int]]) -> None:
+    def _advance(self, rows: list[list[int]]) -> None:
         """Takes tokens of slots, and computes the masks of the next ones.
 
         A row is a slot, the generation of its sequence and the token; -1: it has left.
@@ -230,7 +253,7 @@ def _compute(sequence: MaskedSequence, mask: Int32Array) -> None:
     sequence.narrow(mask)
 
 
-def _or_end(call: partial[None]) -> None:
+def _or_end(call: Callable[[], None]) -> None:
     """Runs a call of a thread; an error that nothing expects ends the process."""
     try:
         call()
@@ -253,14 +276,11 @@ def main() -> int:
     gc.collect()
     gc.freeze()  # collections would copy pages that the processes share
     children = set()
-    for starts, tokens in options.pipes:
+    for pipes_and_events in options.processes:
         pid = os.fork()
         if pid == 0:
-            server = MaskServer(grammars, memory, options.events)
-            run = partial(
-                server.serve, Connection(starts, writable=False), Connection(tokens, writable=False)
-            )
-            _or_end(run)
+            sys.setswitchinterval(SWITCH_SECONDS)
+            _or_end(MaskServer(grammars, memory, *pipes_and_events).serve)
             os._exit(0)
         children.add(pid)
     print("ready", flush=True)

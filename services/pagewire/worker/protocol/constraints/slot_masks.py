@@ -84,18 +84,18 @@ class SlotMasks:
         deadline = time.monotonic() + MAX_WAIT
         late: NDArray[np.int64] = np.empty(0, np.int64)
 
-        def seconds_left() -> float | None:
+        def awaited() -> tuple[int, float | None] | None:
             nonlocal late
-            self._check_processes()
             late = np.flatnonzero(self._reached(step.slots, self.memory.ready) < step.stamps)
             if not len(late):
-                return 0
+                return None
+            process = self._processes.of_slot(int(step.slots[late[0]]))
             # The tokens before may take as long as their step does; compiling may not.
             if (self.memory.ready[step.slots[late]] >= step.firsts[late]).any():
-                return None
-            return deadline - time.monotonic()
+                return process, None
+            return process, deadline - time.monotonic()
 
-        self._processes.masks_known.wait_for(seconds_left)
+        self._processes.masks_known.wait_for(awaited)
         if len(late):
             self._give_up(step, late)
             rows = step.rows[late].tolist()
@@ -105,14 +105,16 @@ class SlotMasks:
         """See `StepMasks.forced`."""
         memory, deadline = self.memory, time.monotonic() + MAX_WAIT
 
-        def seconds_left() -> float:
-            self._check_processes()
+        def awaited() -> tuple[int, float] | None:
             # Only for the tokens before, not for masks and not for compiling.
             taken = self._reached(step.slots, memory.taken)
             late = (taken < step.stamps) & (memory.ready[step.slots] >= step.firsts)
-            return deadline - time.monotonic() if late.any() else 0
+            if not late.any():
+                return None
+            slot = int(step.slots[late.argmax()])
+            return self._processes.of_slot(slot), deadline - time.monotonic()
 
-        self._processes.forced_known.wait_for(seconds_left)
+        self._processes.forced_known.wait_for(awaited)
         known = memory.taken[step.slots] == step.stamps
         return {
             slot: memory.forced[slot, : memory.forced_counts[slot]].tolist()
@@ -122,9 +124,7 @@ class SlotMasks:
 
     def advance(self, step: "StepMasks", tokens: Int32Array) -> None:
         """Computes the masks after `tokens [n]`, one for each row of `step`."""
-        self._processes.advance(
-            np.stack((step.slots.astype(np.int64), step.firsts >> 32, tokens.astype(np.int64)))
-        )
+        self._processes.advance(_rows(step.slots, step.firsts >> 32, tokens))
 
     def abandon(self, step: "StepMasks") -> None:
         """See `StepMasks.abandon`."""
@@ -144,12 +144,16 @@ class SlotMasks:
                 self._given_up[slot] = last_stamp(generation)
                 if self._processes.holds(slot, generation):
                     self.memory.masks[slot] = -1
-        left = np.full(len(slots), -1, np.int64)
-        self._processes.advance(np.stack((slots.astype(np.int64), generations, left)))
+        self._processes.advance(_rows(slots, generations, np.int32(-1)))
 
-    def _check_processes(self) -> None:
-        if self._processes.lost:
-            raise RuntimeError("a mask process has ended, so no mask will come")
+
+def _rows(
+    slots: Int32Array, generations: NDArray[np.int64], tokens: Int32Array | np.int32
+) -> Int32Array:
+    """See `MaskProcesses.advance`."""
+    rows = np.empty((len(slots), 3), np.int32)
+    rows[:, 0], rows[:, 1], rows[:, 2] = slots, generations, tokens
+    return rows
 
 
 @dataclass(slots=True, eq=False)
