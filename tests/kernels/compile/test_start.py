@@ -181,7 +181,10 @@ def plans(limits: Limits, costs: RowCosts | None) -> Iterator[DevicePlan]:
     plan = planned(slots, decode_slots=ints(0, 1, 2), groups=groups)
     assert plan.groups
     yield plan
-    masks: Any = SimpleNamespace(rows=ints(1), slots=ints(1), advance=lambda tokens: None)
+    none = np.zeros(1, np.int64)
+    masks: Any = SimpleNamespace(
+        rows=ints(1), slots=ints(1), firsts=none, stamps=none, advance=lambda tokens: None
+    )
     yield replace(plan, masks=masks)
     yield planned(slots)
     chunk = {"prefill_slots": ints(3), "prefill_counts": ints(40)}

@@ -25,6 +25,7 @@ from triton.runtime.driver import driver
 from pagewire.config import WorkerConfig
 from pagewire.packing import Int32Array
 from pagewire.worker.ops import device as device_module
+from pagewire.worker.protocol.constraints.mask_memory import MaskMemory
 from pagewire.worker.startup.compile_pool import CompileJob
 from pagewire.worker.startup.compile_server import TargetDriver
 
@@ -125,11 +126,19 @@ class _Staging:
 class _Gate:
     """Stands in for `MaskGate`."""
 
-    def __init__(self, host: Tensor, _: torch.device) -> None:
-        self.masks = torch.empty_like(host, device=META)
+    def __init__(self, memory: MaskMemory, _: torch.device) -> None:
+        hosts = map(torch.from_numpy, (memory.masks, memory.ready, memory.given_up))
+        self._rows = [
+            torch.empty_strided(host.shape, host.stride(), dtype=host.dtype, device=META)
+            for host in hosts
+        ]
+        self.masks = self._rows[0]
 
     def hold(self, _: Any) -> None:
         pass
+
+    def fetch(self, ops: Any, *rows: Tensor) -> None:
+        ops.fetch_masks(self.masks, *self._rows, *rows)
 
 
 class _Graph:
@@ -235,8 +244,6 @@ def pretended(start: PretendedStart) -> Iterator[None]:
             (eager.EagerBackend, "_to_host", _to_host),
             (backend.GraphBackend, "_capture", capture),
             (masked_sampling, "MaskGate", _Gate),
-            (masked_sampling, "pin", lambda _: None),
-            (masked_sampling, "unpin", lambda _: None),
         ]
         uploading = (device_drafts, device_logprobs, device_slots, eager)
         replaced += [(module, "upload", _uploaded) for module in uploading]

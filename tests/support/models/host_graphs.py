@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pagewire.packing import Int32Array
+from pagewire.worker.protocol.constraints.mask_memory import MaskMemory
 from pagewire.worker.protocol.constraints.slot_masks import StepMasks
 from pagewire.worker.runtime.eager import EagerBackend
 from pagewire.worker.runtime.graphs import backend as graphs
@@ -41,11 +42,14 @@ class CopiedAtOnce:
 class HostGate:
     """Stands in for `MaskGate`: the host waits, and its masks are those of the device."""
 
-    def __init__(self, host: Tensor, _device: torch.device) -> None:
-        self.masks = host
+    def __init__(self, memory: MaskMemory, _device: torch.device) -> None:
+        self.masks = torch.from_numpy(memory.masks)
 
     def hold(self, step: StepMasks) -> None:
         step.wait()
+
+    def fetch(self, *_: Any) -> None:
+        pass
 
 
 class HostGraphBackend(GraphBackend):
@@ -63,8 +67,6 @@ def with_host_graphs(monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadedWorker]
     for module in (graphs, mixed, masked_sampling):
         monkeypatch.setattr(module, "Staging", CopiedAtOnce)
     monkeypatch.setattr(masked_sampling, "MaskGate", HostGate)
-    for name in ("pin", "unpin"):
-        monkeypatch.setattr(masked_sampling, name, lambda _: None)
     monkeypatch.setattr(graphs, "DeviceTimer", HostTimer)
     monkeypatch.setattr(graphs, "SharedPrefixes", lambda *_: None)
     monkeypatch.setattr(graphs, "SHARED_BUCKETS", ())

@@ -134,6 +134,8 @@ class StepExecutor:
             self._measure(plan, outcome)
             if plan.masks is not None and outcome.taken is None:
                 plan.masks.advance(outcome.tokens)
+            if plan.masks is not None:
+                plan.masks.wait()  # they are known, but perhaps not yet which rows have failed
             answer(outcome)
 
     def _failed_step(self, plan: DevicePlan, error: Exception) -> RequestError:

@@ -10,6 +10,7 @@ import mmap
 import os
 from itertools import accumulate
 from math import prod
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,11 @@ from pagewire.limits import INT32_MAX
 MAX_FORCED = 64
 MESSAGE_BYTES = 4096
 
+MAX_PROCESSES = 64
+TOKEN_STEPS = 16  # whose tokens have a place at the same time
+
 _PAGE = 4096
+_ALIGNED = 16  # words, so that a GPU may read several at once
 
 
 def stamp(generation: int, index: int) -> int:
@@ -33,26 +38,33 @@ def last_stamp(generation: int) -> int:
     return stamp(generation, INT32_MAX)
 
 
+# Taking a lock orders the stores before it and those behind it, on every kind of processor.
+FENCE = Lock()
+
+
 class MaskMemory:
     """Arrays in memory without a file.
 
-    The order of stores: whoever writes a stamp has written what it is of before, and passes
-    `fence` in between; whoever has read a stamp passes it before reading on.
+    Whoever writes a stamp has written before what it is of, and passes `FENCE` in between.
     """
 
     def __init__(self, slots: int, words: int, fd: int | None = None) -> None:
         """`words` of 32 bits a mask. `fd` is the memory of another process; None: allocates."""
         layout: dict[str, tuple[tuple[int, ...], type[np.generic]]] = {
-            "masks": ((slots, words), np.int32),
+            "masks": ((slots, -(-words // _ALIGNED) * _ALIGNED), np.int32),
             "ready": ((slots,), np.int64),
             "taken": ((slots,), np.int64),
+            "given_up": ((slots,), np.int64),
             "failed": ((slots,), np.int64),
             "forced_counts": ((slots,), np.int32),
             "forced": ((slots, MAX_FORCED), np.int32),
             "message_sizes": ((slots,), np.int32),
             "messages": ((slots, MESSAGE_BYTES), np.uint8),
+            "tokens": ((TOKEN_STEPS * slots, 3), np.int32),
+            "written": ((1,), np.int64),
+            "read": ((MAX_PROCESSES,), np.int64),
         }
-        # Each array begins at a page, so that the masks can be pinned.
+        # Each array begins at a page: none shares a cache line with another.
         sizes = [_pages(prod(shape), kind) for shape, kind in layout.values()]
         begins = [0, *accumulate(sizes)]
         if fd is None:
@@ -61,11 +73,14 @@ class MaskMemory:
         self.fd = fd
         self.slots, self.words = slots, words
         memory, arrays = mmap.mmap(fd, begins[-1]), {}
+        self.bytes: NDArray[np.uint8] = np.frombuffer(memory, np.uint8)  # all of it
         for (name, (shape, kind)), begin in zip(layout.items(), begins[:-1], strict=True):
             arrays[name] = np.frombuffer(memory, kind, prod(shape), begin).reshape(shape)
         # The masks, and the stamp of the token that each is for.
-        self.masks: NDArray[np.int32] = arrays["masks"]  # [slots, words]
+        self.masks: NDArray[np.int32] = arrays["masks"][:, :words]  # [slots, words]
         self.ready: NDArray[np.int64] = arrays["ready"]  # [slots]
+        # Written by the worker: a sequence's last stamp if it waits for no more masks.
+        self.given_up: NDArray[np.int64] = arrays["given_up"]  # [slots]
         # The text that must come next, as tokens; and the stamp of the first of them.
         self.forced: NDArray[np.int32] = arrays["forced"]  # [slots, MAX_FORCED]
         self.forced_counts: NDArray[np.int32] = arrays["forced_counts"]  # [slots]
@@ -74,6 +89,12 @@ class MaskMemory:
         self.failed: NDArray[np.int64] = arrays["failed"]  # [slots]
         self._message_sizes: NDArray[np.int32] = arrays["message_sizes"]  # [slots]
         self._messages: NDArray[np.uint8] = arrays["messages"]  # [slots, MESSAGE_BYTES]
+
+        # Written by the worker: tokens in a ring, each with its slot and the generation of its
+        # sequence; how many there were; and up to which of them each process has read.
+        self.tokens: NDArray[np.int32] = arrays["tokens"]  # [places, 3]
+        self.written: NDArray[np.int64] = arrays["written"]  # [1]
+        self.read: NDArray[np.int64] = arrays["read"]  # [MAX_PROCESSES]
 
     def note_failure(self, slot: int, generation: int, message: str, field: str) -> None:
         """Writes why a sequence failed; a long message is cut."""

@@ -6,20 +6,20 @@ import os
 import select
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from multiprocessing import Pipe
 from pathlib import Path
 from threading import Lock, Thread
-from typing import Any
 
 import numpy as np
 
 from pagewire.config import WorkerConfig
 from pagewire.packing import Int32Array
 from pagewire.worker.protocol.constraints import mask_server
-from pagewire.worker.protocol.constraints.mask_memory import MaskMemory
+from pagewire.worker.protocol.constraints.mask_memory import FENCE, MaskMemory
 from pagewire.worker.protocol.constraints.mask_server import ServerOptions, Start
 from pagewire.worker.protocol.queue_thread import QueueThread
 
@@ -81,15 +81,14 @@ class MaskProcesses:
         self._on_error = on_error
         self._closing = False
         self._process: subprocess.Popen[bytes] | None = None
-        # By process: sequences that begin, and tokens.
         self._starts = [Pipe(duplex=False) for _ in range(processes)]
-        self._tokens = [os.pipe() for _ in range(processes)]
+        self._tokens = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = QueueThread("grammars", on_error)
         self._sending = Lock()  # of tokens
 
     def launch(self, config: WorkerConfig, model: Path, tokenizer: Path | None, vocab: int) -> None:
         """Starts the processes; `ready` waits for them."""
-        starts, tokens = [read.fileno() for read, _ in self._starts], [fd for fd, _ in self._tokens]
+        starts = [read.fileno() for read, _ in self._starts]
         events = self.masks_known.fds, self.forced_known.fds
         options = ServerOptions(
             model=str(model),
@@ -98,24 +97,23 @@ class MaskProcesses:
             slots=self.memory.slots,
             words=self.memory.words,
             memory=self.memory.fd,
-            processes=list(zip(starts, tokens, *events, strict=True)),
+            tokens=self._tokens,
+            processes=list(zip(starts, *events, strict=True)),
             log_level=config.log_level,
             log_format=config.log_format,
         )
-        inherited = [options.memory, *(fd for each in options.processes for fd in each)]
+        given = [fd for each in options.processes for fd in each]
         # One thread for each of the libraries that would start more: a fork has none of them.
         threads = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1")
         self._process = subprocess.Popen(
             [sys.executable, "-m", mask_server.__name__, json.dumps(asdict(options))],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            pass_fds=inherited,
+            pass_fds=(options.memory, options.tokens, *given),
             env=os.environ | threads,
         )
         for read, _ in self._starts:
             read.close()
-        for fd in tokens:
-            os.close(fd)
 
     def ready(self) -> bool:
         """Waits until the processes serve; False if they cannot, as a line of the log says."""
@@ -154,15 +152,17 @@ class MaskProcesses:
 
     def advance(self, rows: Int32Array) -> None:
         """Hands on `rows [n, 3]`: slots, generations, and tokens; -1 gives up a sequence."""
-        owners = rows[:, 0] % self.count
-        rows = rows[np.argsort(owners, kind="stable")]
-        ends = np.cumsum(np.bincount(owners, minlength=self.count)).tolist()
-        begin = 0
+        memory, places = self.memory, len(self.memory.tokens)
         with self._sending:
-            for (_, pipe), end in zip(self._tokens, ends, strict=True):
-                if begin < end:
-                    self._send(partial(os.write, pipe), rows[begin:end].tobytes())
-                begin = end
+            begin = int(memory.written[0])
+            end = begin + len(rows)
+            # A process that lags so far behind is paused: sequences do not go on without masks.
+            while end - int(memory.read[: self.count].min()) > places and not self._closing:
+                time.sleep(0.001)
+            memory.tokens[np.arange(begin, end) % places] = rows
+            with FENCE:
+                memory.written[0] = end
+            os.eventfd_write(self._tokens, 1)
 
     def close(self) -> None:
         """Ends the processes."""
@@ -170,17 +170,12 @@ class MaskProcesses:
         self._thread.close()
         for _, send in self._starts:
             send.close()
-        for _, fd in self._tokens:
-            os.close(fd)
         if self._process is not None:
             self._process.wait()
 
     def _send_start(self, start: Start) -> None:
-        self._send(self._starts[start.slot % self.count][1].send, start)
-
-    def _send(self, send: Callable[[Any], object], message: object) -> None:
         try:
-            send(message)
+            self._starts[self.of_slot(start.slot)][1].send(start)
         except BrokenPipeError:  # `_watch` notices
             log.error("a mask process does not read any more")
 

@@ -13,6 +13,7 @@ import gc
 import json
 import logging
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable
@@ -31,16 +32,13 @@ from pagewire.packing import Int32Array
 from pagewire.worker.protocol.constraints.constraint import Constraint
 from pagewire.worker.protocol.constraints.grammars import GrammarError, Grammars, grammars_of
 from pagewire.worker.protocol.constraints.mask_memory import (
+    FENCE,
     MAX_FORCED,
     MaskMemory,
     last_stamp,
     stamp,
 )
 from pagewire.worker.protocol.constraints.masked_sequence import MaskedSequence
-
-# A token in a pipe: the slot, the generation of its sequence and the token, as int32.
-TOKEN_BYTES = 12
-READ_BYTES = 1 << 16
 
 # Seconds after which a thread lets another one run. Masks are not to wait while a sequence begins.
 SWITCH_SECONDS = 1e-4
@@ -61,7 +59,8 @@ class ServerOptions:
     slots: int
     words: int
     memory: int  # file descriptors, as the following
-    processes: list[tuple[int, int, int, int]]  # the pipes and events of each, see `MaskServer`
+    tokens: int  # raised when there are tokens
+    processes: list[tuple[int, int, int]]  # the pipe and the events of each, see `MaskServer`
     log_level: str
     log_format: LogFormat
 
@@ -94,29 +93,40 @@ class MaskServer:
         self,
         grammars: Grammars,
         memory: MaskMemory,
+        part: tuple[int, int],
         starts: int,
-        tokens: int,
         masks_known: int,
         forced_known: int,
     ) -> None:
-        """Pipes to read `Start`s and tokens from, and eventfds to raise when something is known."""
+        """The number of this process and of all; its slots have that remainder.
+
+        `starts` is a pipe to read from, the others are eventfds to raise when something is known.
+        """
         self._grammars, self._memory = grammars, memory
-        self._starts, self._tokens = Connection(starts, writable=False), tokens
+        self._part = part
+        self._starts = Connection(starts, writable=False)
         self._masks_known, self._forced_known = masks_known, forced_known
         self._lock = Lock()  # of all below
         self._held: dict[int, _Held] = {}
         self._dropped: dict[int, int] = {}  # the latest generation of a slot that was given up
         self._mask = np.empty(memory.words, np.int32)  # a row of `memory` never shows half a mask
 
-    def serve(self) -> None:
-        """Works until the worker closes the pipes."""
+    def serve(self, tokens: int) -> None:
+        """Works until the worker closes the pipe. `tokens` is raised when there are tokens."""
         Thread(target=partial(_or_end, self._read_starts), daemon=True).start()
-        rest = b""
-        while data := os.read(self._tokens, READ_BYTES):
-            rest += data
-            whole = len(rest) - len(rest) % TOKEN_BYTES
-            self._advance(np.frombuffer(rest[:whole], np.int32).reshape(-1, 3).tolist())
-            rest = rest[whole:]
+        memory, (number, count) = self._memory, self._part
+        raised = select.epoll()
+        # One write wakes all processes: by its edge, as the level is never lowered.
+        raised.register(tokens, select.EPOLLIN | select.EPOLLET)
+        read = 0
+        while True:
+            raised.poll()
+            while read < (written := int(memory.written[0])):
+                rows = memory.tokens[np.arange(read, written) % len(memory.tokens)]
+                memory.read[number] = read = written
+                mine = rows[rows[:, 0] % count == number]
+                if len(mine):
+                    self._advance(mine.tolist())
 
     def _read_starts(self) -> None:
         compilers = ThreadPoolExecutor(COMPILERS, "grammars")
@@ -133,6 +143,7 @@ class MaskServer:
                     self._begin(start, held)
                 else:
                     compilers.submit(partial(_or_end, partial(self._begin, start, held)))
+        os._exit(0)  # the worker has ended, or wants no more masks
 
     def _begin(self, start: Start, held: _Held) -> None:
         """Compiles the grammar of a sequence and computes its first mask."""
@@ -213,12 +224,12 @@ class MaskServer:
     ) -> None:
         self._memory.forced[slot, : len(forced)] = forced
         self._memory.forced_counts[slot] = len(forced)
-        with _fence:
+        with FENCE:
             self._memory.taken[slot] = stamp(held.generation, sequence.index)
 
     def _publish(self, slot: int, held: _Held, sequence: MaskedSequence, mask: Int32Array) -> None:
         self._memory.masks[slot] = mask
-        with _fence:
+        with FENCE:
             self._memory.ready[slot] = stamp(held.generation, sequence.index)
 
     def _fail(self, slot: int, held: _Held, error: GrammarError) -> None:
@@ -229,7 +240,7 @@ class MaskServer:
         """Lets later steps draw any token: none of them will be used."""
         del self._held[slot]
         self._memory.masks[slot] = -1
-        with _fence:
+        with FENCE:
             self._memory.taken[slot] = self._memory.ready[slot] = last_stamp(held.generation)
 
     def _drop(self, slot: int, generation: int) -> None:
@@ -240,10 +251,6 @@ class MaskServer:
         if drafts:
             os.eventfd_write(self._forced_known, 1)
         os.eventfd_write(self._masks_known, 1)
-
-
-# Taking a lock orders the stores before it and those behind it, on every kind of processor.
-_fence = Lock()
 
 
 def _compute(sequence: MaskedSequence, mask: Int32Array) -> None:
@@ -265,8 +272,8 @@ def _or_end(call: Callable[[], None]) -> None:
 def main() -> int:
     options = ServerOptions(**json.loads(sys.argv[1]))
     # The worker ends these processes, also where a signal goes to its whole group.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
     logs.configure("worker", options.log_level, options.log_format)
     tokenizer = None if options.tokenizer is None else Path(options.tokenizer)
     grammars = grammars_of(Path(options.model), options.vocab_size, tokenizer)
@@ -276,12 +283,13 @@ def main() -> int:
     gc.collect()
     gc.freeze()  # collections would copy pages that the processes share
     children = set()
-    for pipes_and_events in options.processes:
+    for number, pipe_and_events in enumerate(options.processes):
         pid = os.fork()
         if pid == 0:
             sys.setswitchinterval(SWITCH_SECONDS)
-            _or_end(MaskServer(grammars, memory, *pipes_and_events).serve)
-            os._exit(0)
+            part = number, len(options.processes)
+            server = MaskServer(grammars, memory, part, *pipe_and_events)
+            _or_end(partial(server.serve, options.tokens))
         children.add(pid)
     print("ready", flush=True)
     status = 0

@@ -7,13 +7,14 @@ of the next step run. Only sampling waits for them (`StepMasks.wait`).
 
 import time
 from dataclasses import dataclass, field
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagewire.packing import Int32Array
 from pagewire.worker.protocol.constraints.constraint import Constraint
-from pagewire.worker.protocol.constraints.mask_memory import last_stamp
+from pagewire.worker.protocol.constraints.mask_memory import FENCE, last_stamp
 from pagewire.worker.protocol.constraints.mask_processes import MaskProcesses
 from pagewire.worker.protocol.constraints.mask_server import Start
 from pagewire.worker.protocol.constraints.masked_sequence import PROMPT_TAIL
@@ -45,16 +46,14 @@ class SlotMasks:
         self._drafts = drafts
         self._processes = processes
         self.memory = processes.memory
-        # Of the slot's sequence: its generation; and the last stamp if it was given up, else 0.
-        self._generations = np.zeros(slots, np.int64)
-        self._given_up = np.zeros(slots, np.int64)
+        self._generations = np.zeros(slots, np.int64)  # of the slots' sequences
 
     def start(
         self, slot: int, constraint: Constraint, prompt: Int32Array, output: Int32Array
     ) -> None:
         """Gives a slot a constrained sequence; its grammar is compiled by a mask process."""
         generation = self._processes.next_generation(slot)
-        self._given_up[slot], self._generations[slot] = 0, generation
+        self._generations[slot] = generation
         tail = prompt[-PROMPT_TAIL:].copy()
         self._processes.start(
             Start(slot, generation, constraint, tail, output.copy(), self._drafts)
@@ -74,7 +73,6 @@ class SlotMasks:
     def wait(self, step: "StepMasks") -> None:
         """See `StepMasks.wait`."""
         self._wait(step)
-        # Before memory is read that the stamps are of, see `MaskMemory`.
         failed = np.flatnonzero(self.memory.failed[step.slots] << 32 == step.firsts)
         for row in failed.tolist():
             message, name = self.memory.failure(int(step.slots[row]))
@@ -89,17 +87,21 @@ class SlotMasks:
             late = np.flatnonzero(self._reached(step.slots, self.memory.ready) < step.stamps)
             if not len(late):
                 return None
-            process = self._processes.of_slot(int(step.slots[late[0]]))
+            slots = step.slots[late]
+            compiled = self.memory.ready[slots] >= step.firsts[late]
             # The tokens before may take as long as their step does; compiling may not.
-            if (self.memory.ready[step.slots[late]] >= step.firsts[late]).any():
-                return process, None
-            return process, deadline - time.monotonic()
+            left = None if compiled.any() else deadline - time.monotonic()
+            return self._processes.of_slot(int(slots[compiled.argmax()])), left
 
         self._processes.masks_known.wait_for(awaited)
         if len(late):
             self._give_up(step, late)
             rows = step.rows[late].tolist()
             step.failures += [MaskFailure(row, _TOO_SLOW, retryable=True) for row in rows]
+
+    def compiles(self, step: "StepMasks") -> bool:
+        """See `StepMasks.compiles`."""
+        return bool((self._reached(step.slots, self.memory.ready) < step.firsts).any())
 
     def forced(self, step: "StepMasks") -> dict[int, list[int]]:
         """See `StepMasks.forced`."""
@@ -134,16 +136,16 @@ class SlotMasks:
 
     def _reached(self, slots: Int32Array, stamps: NDArray[np.int64]) -> NDArray[np.int64]:
         """The stamps `[n]` up to which nobody waits for slots."""
-        return np.maximum(stamps[slots], self._given_up[slots])
+        return np.maximum(stamps[slots], self.memory.given_up[slots])
 
     def _give_up(self, step: "StepMasks", rows: NDArray[np.intp]) -> None:
         """Lets later steps draw any token for some rows of `step`: none of them will be used."""
         slots, generations = step.slots[rows], step.firsts[rows] >> 32
         for slot, generation in zip(slots.tolist(), generations.tolist(), strict=True):
-            if self._generations[slot] == generation:
-                self._given_up[slot] = last_stamp(generation)
-                if self._processes.holds(slot, generation):
-                    self.memory.masks[slot] = -1
+            if self._processes.holds(slot, generation):
+                self.memory.masks[slot] = -1
+                with FENCE:
+                    self.memory.given_up[slot] = last_stamp(generation)
         self._processes.advance(_rows(slots, generations, np.int32(-1)))
 
 
@@ -166,6 +168,8 @@ class StepMasks:
     firsts: NDArray[np.int64]  # [n], the stamps of the first tokens of the sequences
     stamps: NDArray[np.int64]  # [n], of the tokens that the masks are for
     failures: list[MaskFailure] = field(default_factory=list)
+    _lock: Lock = field(default_factory=Lock)
+    _known: bool = False
 
     @property
     def words(self) -> Words:
@@ -181,7 +185,14 @@ class StepMasks:
 
     def wait(self) -> None:
         """Returns once the masks are known. A failed row, noted in `failures`, has any token."""
-        self.owner.wait(self)
+        with self._lock:
+            if not self._known:
+                self.owner.wait(self)
+                self._known = True
+
+    def compiles(self) -> bool:
+        """Whether some grammar is being compiled, so that its row may fail."""
+        return self.owner.compiles(self)
 
     def advance(self, tokens: Int32Array) -> None:
         """Hands on the tokens of all sampling rows, -1 for a failed one."""

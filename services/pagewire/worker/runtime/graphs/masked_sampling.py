@@ -1,6 +1,5 @@
 """Sampling for steps with constrained rows, in graphs of its own behind those of the layers."""
 
-import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -16,11 +15,10 @@ from pagewire.worker.runtime.device_slots import DeviceSlots
 from pagewire.worker.runtime.graphs.drafts import offsets, places
 from pagewire.worker.runtime.graphs.mask_gate import MaskGate
 from pagewire.worker.runtime.graphs.staging import Staging
-from pagewire.worker.runtime.pinned import pin, unpin
 
 # Rows of the inputs.
-SLOTS, INDICES, MASK_ROWS, PLACES = range(4)
-NUM_INPUTS = 4
+SLOTS, INDICES, PLACES, MASK_ROWS, MASK_GENERATIONS, MASK_INDICES = range(6)
+NUM_INPUTS = 6
 
 Capture = Callable[[Callable[[], Tensor]], tuple[torch.cuda.CUDAGraph, Tensor]]
 
@@ -46,11 +44,7 @@ class MaskedSampling:
         self._hidden = hidden
         words = -(-limits.vocab_size // 32)
         self.memory = MaskMemory(limits.num_slots, words)
-        host = torch.from_numpy(self.memory.masks)
-        host.fill_(-1)
-        pin(host)  # unpinned before the memory is freed, as in `host_cache`
-        weakref.finalize(self, unpin, host.data_ptr()).atexit = False
-        self._gate = MaskGate(host, logits.device)
+        self._gate = MaskGate(self.memory, logits.device)
         size = NUM_INPUTS * row_buckets[-1]
         self._staging = Staging(size)
         self._inputs = torch.zeros(size, dtype=torch.int32, device=logits.device)
@@ -84,6 +78,8 @@ class MaskedSampling:
             packed[INDICES, :count], packed[PLACES, :count] = offsets(plan), places(plan)
         packed[MASK_ROWS] = -1
         packed[MASK_ROWS, masks.rows] = masks.slots
+        packed[MASK_GENERATIONS, masks.rows] = masks.firsts >> 32
+        packed[MASK_INDICES, masks.rows] = masks.stamps - masks.firsts
         self._staging.copy_to(self._rows(rows), packed)
         logits = self._logits[:rows]
         unmasked = logits if plan.logprobs is None else logits.clone()
@@ -102,6 +98,9 @@ class MaskedSampling:
 
     def _sample(self, rows: int, filtered: bool) -> Tensor:
         inputs, logits, hidden = self._rows(rows), self._logits[:rows], self._hidden[:rows]
+        self._gate.fetch(
+            self._ops, inputs[MASK_ROWS], inputs[MASK_GENERATIONS], inputs[MASK_INDICES]
+        )
         self._ops.mask_logits(logits, inputs[MASK_ROWS], self._gate.masks)
         slots, indices = inputs[SLOTS], inputs[INDICES]
         if self._slots.history is None:
