@@ -1,7 +1,4 @@
-"""The kernels that fetch and apply masks against their references."""
-
-import threading
-import time
+"""The kernel that applies masks against its reference."""
 
 import pytest
 import torch
@@ -26,38 +23,3 @@ def test_mask_logits(device: torch.device, dtype: torch.dtype, vocabulary: int, 
             assert want[row, token] == (logits[row, token] if allowed else -torch.inf)
     kernels.mask_logits(logits, mask_rows, bits)
     assert torch.equal(logits, want)
-
-
-@pytest.mark.parametrize("words", [2, 300, 4748])
-@pytest.mark.parametrize("late", [0.0, 0.2])
-def test_fetch_masks(device: torch.device, words: int, late: float) -> None:
-    """Also of rows that become ready, or are given up, while the device waits."""
-    generator = torch.Generator().manual_seed(words)
-    host = torch.randint(-(2**31), 2**31, (6, words + 4), generator=generator).int()
-    ready, given_up = (torch.zeros(6, dtype=torch.int64) for _ in range(2))
-    if device.type == "cuda":
-        host, ready, given_up = host.pin_memory(), ready.pin_memory(), given_up.pin_memory()
-    host = host[:, :words]
-
-    def write() -> None:
-        time.sleep(late)
-        ready[4] = (7 << 32) + 3  # the very token
-        ready[0] = 9 << 32  # a later sequence
-        given_up[2] = (1 << 32) + 2**31 - 1
-
-    masks = torch.empty_strided(host.shape, host.stride(), dtype=torch.int32, device=device)
-    rows = [[4, -1, 0, 2, -1], [7, 0, 8, 1, 0], [3, 0, 500, 9, 0]]
-    slots, generations, indices = torch.tensor(rows, dtype=torch.int32, device=device)
-    for fetch in (reference.fetch_masks, kernels.fetch_masks):
-        masks.fill_(5)
-        ready.zero_(), given_up.zero_()
-        writer = threading.Thread(target=write)
-        writer.start()
-        began = time.monotonic()
-        fetch(masks, host, ready, given_up, slots, generations, indices)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        assert time.monotonic() - began >= 0.9 * late
-        writer.join()
-        assert torch.equal(masks[[0, 2, 4]].cpu(), host[[0, 2, 4]])
-        assert (masks[[1, 3, 5]] == 5).all()

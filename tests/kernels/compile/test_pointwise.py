@@ -66,11 +66,10 @@ def draws(rows: int) -> None:
 
 
 def masks(rows: int) -> None:
-    from pagewire.worker.ops.triton.masks import fetch_masks, mask_logits
+    from pagewire.worker.ops.triton.masks import mask_logits
 
-    table, stamps = meta(512, 4752, dtype=torch.int32)[:, :4748], meta(512, dtype=torch.int64)
+    table = meta(512, 4752, dtype=torch.int32)[:, :4748]
     numbers = meta(rows, dtype=torch.int32)
-    fetch_masks(table, table, stamps, stamps, numbers, numbers, numbers)
     mask_logits(meta(rows, 151936), numbers, table)
 
 

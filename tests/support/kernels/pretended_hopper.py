@@ -127,18 +127,11 @@ class _Gate:
     """Stands in for `MaskGate`."""
 
     def __init__(self, memory: MaskMemory, _: torch.device) -> None:
-        hosts = map(torch.from_numpy, (memory.masks, memory.ready, memory.given_up))
-        self._rows = [
-            torch.empty_strided(host.shape, host.stride(), dtype=host.dtype, device=META)
-            for host in hosts
-        ]
-        self.masks = self._rows[0]
+        host = torch.from_numpy(memory.masks)
+        self.masks = torch.empty_strided(host.shape, host.stride(), dtype=host.dtype, device=META)
 
     def hold(self, _: Any) -> None:
         pass
-
-    def fetch(self, ops: Any, *rows: Tensor) -> None:
-        ops.fetch_masks(self.masks, *self._rows, *rows)
 
 
 class _Graph:

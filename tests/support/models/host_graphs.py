@@ -48,9 +48,6 @@ class HostGate:
     def hold(self, step: StepMasks) -> None:
         step.wait()
 
-    def fetch(self, *_: Any) -> None:
-        pass
-
 
 class HostGraphBackend(GraphBackend):
     """See `GraphBackend`; without prefix groups, which need the kernels."""

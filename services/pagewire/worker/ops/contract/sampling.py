@@ -101,31 +101,6 @@ class SamplingOps(Protocol):
             `[rows]` int32 token ids.
         """
 
-    def fetch_masks(
-        self,
-        masks: Tensor,
-        host: Tensor,
-        ready: Tensor,
-        given_up: Tensor,
-        slots: Tensor,
-        generations: Tensor,
-        indices: Tensor,
-    ) -> None:
-        """Copy masks from the host's memory, each as soon as it is ready.
-
-        The mask of a slot is ready when `ready` or `given_up` of the slot is at least
-        `generation << 32 | index`, the stamp of its token. Processes of the host write there.
-
-        Args:
-            masks: `[slots, words]` int32, written for the slots that are named.
-            host: `[slots, words]` int32, pinned, as the following, with the strides of `masks`.
-            ready: `[slots]` int64.
-            given_up: `[slots]` int64.
-            slots: `[rows]` int32; -1 for a row without a mask.
-            generations: `[rows]` int32.
-            indices: `[rows]` int32.
-        """
-
     def mask_logits(self, logits: Tensor, mask_rows: Tensor, masks: Tensor) -> None:
         """Set the logits of tokens that a mask excludes to -inf, in place.
 

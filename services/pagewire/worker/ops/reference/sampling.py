@@ -65,24 +65,6 @@ def sample(logits: Tensor, state: SamplingState, filtered: bool = True) -> Tenso
     return tokens
 
 
-def fetch_masks(
-    masks: Tensor,
-    host: Tensor,
-    ready: Tensor,
-    given_up: Tensor,
-    slots: Tensor,
-    generations: Tensor,
-    indices: Tensor,
-) -> None:
-    rows = (slots >= 0).nonzero()[:, 0]
-    named = slots[rows].long()
-    stamps = ((generations[rows].long() << 32) + indices[rows]).cpu()
-    there = named.cpu()
-    while (torch.maximum(ready[there], given_up[there]) < stamps).any():
-        pass  # a process of the host writes them
-    masks[named] = host[there].to(masks.device)
-
-
 def mask_logits(logits: Tensor, mask_rows: Tensor, masks: Tensor) -> None:
     rows = (mask_rows >= 0).nonzero()[:, 0]
     bits = torch.arange(8, dtype=torch.uint8, device=masks.device)

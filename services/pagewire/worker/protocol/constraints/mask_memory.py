@@ -54,7 +54,6 @@ class MaskMemory:
             "masks": ((slots, -(-words // _ALIGNED) * _ALIGNED), np.int32),
             "ready": ((slots,), np.int64),
             "taken": ((slots,), np.int64),
-            "given_up": ((slots,), np.int64),
             "failed": ((slots,), np.int64),
             "forced_counts": ((slots,), np.int32),
             "forced": ((slots, MAX_FORCED), np.int32),
@@ -79,8 +78,6 @@ class MaskMemory:
         # The masks, and the stamp of the token that each is for.
         self.masks: NDArray[np.int32] = arrays["masks"][:, :words]  # [slots, words]
         self.ready: NDArray[np.int64] = arrays["ready"]  # [slots]
-        # Written by the worker: a sequence's last stamp if it waits for no more masks.
-        self.given_up: NDArray[np.int64] = arrays["given_up"]  # [slots]
         # The text that must come next, as tokens; and the stamp of the first of them.
         self.forced: NDArray[np.int32] = arrays["forced"]  # [slots, MAX_FORCED]
         self.forced_counts: NDArray[np.int32] = arrays["forced_counts"]  # [slots]

@@ -51,6 +51,8 @@ class Events:
         It returns a process that has something to do yet, and how many seconds there are for it;
         None: any number. It is called again when that process has raised its event.
         """
+        if awaited() is None:  # no turn is needed: who has it may wait for what this thread does
+            return
         with self._lock:
             while (waiting := awaited()) is not None:
                 if self.lost:
@@ -145,10 +147,6 @@ class MaskProcesses:
         """The number of a sequence that takes `slot`."""
         self._generations[slot] += 1
         return self._generations[slot]
-
-    def holds(self, slot: int, generation: int) -> bool:
-        """Whether a sequence is the last that has taken `slot`."""
-        return self._generations[slot] == generation
 
     def advance(self, rows: Int32Array) -> None:
         """Hands on `rows [n, 3]`: slots, generations, and tokens; -1 gives up a sequence."""

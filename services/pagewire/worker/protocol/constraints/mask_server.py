@@ -108,7 +108,8 @@ class MaskServer:
         self._masks_known, self._forced_known = masks_known, forced_known
         self._lock = Lock()  # of all below
         self._held: dict[int, _Held] = {}
-        self._dropped: dict[int, int] = {}  # the latest generation of a slot that was given up
+        # The latest generation of a slot that was given up: its start, on the pipe, may come later.
+        self._dropped: dict[int, int] = {}
         self._mask = np.empty(memory.words, np.int32)  # a row of `memory` never shows half a mask
 
     def serve(self, tokens: int) -> None:
@@ -137,6 +138,8 @@ class MaskServer:
                 with self._lock:
                     if start.generation <= self._dropped.get(start.slot, -1):
                         continue
+                    if (before := self._held.get(start.slot)) is not None:
+                        self._end(start.slot, before.generation)
                     self._held[start.slot] = held
                 grammar = start.constraint.grammar
                 if not grammar or self._grammars.is_compiled(grammar):
@@ -166,7 +169,7 @@ class MaskServer:
                 if held.drafts:
                     self._note_forced(slot, held, sequence, forced)
                 if sequence.ended:
-                    self._end(slot, held)
+                    self._end(slot, held.generation)
                 else:
                     held.sequence = sequence
                     self._publish(slot, held, sequence, mask)
@@ -182,13 +185,12 @@ class MaskServer:
         with self._lock:
             for slot, generation, token in rows:
                 held = self._held.get(slot)
-                if held is None or held.generation != generation:
-                    if token < 0:
-                        self._drop(slot, generation)
-                    continue
                 if token < 0:
-                    self._drop(slot, generation)
-                    self._end(slot, held)
+                    if last_stamp(generation) > self._memory.ready[slot]:
+                        self._dropped[slot] = generation
+                        self._end(slot, generation)
+                    continue
+                if held is None or held.generation != generation:
                     continue
                 sequence = held.sequence
                 if sequence is None:
@@ -202,7 +204,7 @@ class MaskServer:
                     self._fail(slot, held, error)
                 else:
                     if sequence.ended:
-                        self._end(slot, held)
+                        self._end(slot, held.generation)
                     else:
                         going.append((slot, held, sequence))
             if drafts:
@@ -234,18 +236,14 @@ class MaskServer:
 
     def _fail(self, slot: int, held: _Held, error: GrammarError) -> None:
         self._memory.note_failure(slot, held.generation, str(error), error.field)
-        self._end(slot, held)
+        self._end(slot, held.generation)
 
-    def _end(self, slot: int, held: _Held) -> None:
+    def _end(self, slot: int, generation: int) -> None:
         """Lets later steps draw any token: none of them will be used."""
-        del self._held[slot]
+        self._held.pop(slot, None)
         self._memory.masks[slot] = -1
         with FENCE:
-            self._memory.taken[slot] = self._memory.ready[slot] = last_stamp(held.generation)
-
-    def _drop(self, slot: int, generation: int) -> None:
-        """A start that is still to come, on the other pipe, is not begun."""
-        self._dropped[slot] = max(generation, self._dropped.get(slot, -1))
+            self._memory.taken[slot] = self._memory.ready[slot] = last_stamp(generation)
 
     def _raise(self, drafts: bool) -> None:
         if drafts:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pagewire.packing import Int32Array
 from pagewire.worker.protocol.constraints.constraint import Constraint
-from pagewire.worker.protocol.constraints.mask_memory import FENCE, last_stamp
+from pagewire.worker.protocol.constraints.mask_memory import last_stamp
 from pagewire.worker.protocol.constraints.mask_processes import MaskProcesses
 from pagewire.worker.protocol.constraints.mask_server import Start
 from pagewire.worker.protocol.constraints.masked_sequence import PROMPT_TAIL
@@ -47,6 +47,8 @@ class SlotMasks:
         self._processes = processes
         self.memory = processes.memory
         self._generations = np.zeros(slots, np.int64)  # of the slots' sequences
+        # The last stamps of sequences that were given up. Their process will write them, too.
+        self._given_up = np.zeros(slots, np.int64)
 
     def start(
         self, slot: int, constraint: Constraint, prompt: Int32Array, output: Int32Array
@@ -136,16 +138,14 @@ class SlotMasks:
 
     def _reached(self, slots: Int32Array, stamps: NDArray[np.int64]) -> NDArray[np.int64]:
         """The stamps `[n]` up to which nobody waits for slots."""
-        return np.maximum(stamps[slots], self.memory.given_up[slots])
+        return np.maximum(stamps[slots], self._given_up[slots])
 
     def _give_up(self, step: "StepMasks", rows: NDArray[np.intp]) -> None:
         """Lets later steps draw any token for some rows of `step`: none of them will be used."""
         slots, generations = step.slots[rows], step.firsts[rows] >> 32
         for slot, generation in zip(slots.tolist(), generations.tolist(), strict=True):
-            if self._processes.holds(slot, generation):
-                self.memory.masks[slot] = -1
-                with FENCE:
-                    self.memory.given_up[slot] = last_stamp(generation)
+            if self._generations[slot] == generation:
+                self._given_up[slot] = last_stamp(generation)
         self._processes.advance(_rows(slots, generations, np.int32(-1)))
 
 

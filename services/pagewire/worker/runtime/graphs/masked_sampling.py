@@ -17,8 +17,8 @@ from pagewire.worker.runtime.graphs.mask_gate import MaskGate
 from pagewire.worker.runtime.graphs.staging import Staging
 
 # Rows of the inputs.
-SLOTS, INDICES, PLACES, MASK_ROWS, MASK_GENERATIONS, MASK_INDICES = range(6)
-NUM_INPUTS = 6
+SLOTS, INDICES, MASK_ROWS, PLACES = range(4)
+NUM_INPUTS = 4
 
 Capture = Callable[[Callable[[], Tensor]], tuple[torch.cuda.CUDAGraph, Tensor]]
 
@@ -78,8 +78,6 @@ class MaskedSampling:
             packed[INDICES, :count], packed[PLACES, :count] = offsets(plan), places(plan)
         packed[MASK_ROWS] = -1
         packed[MASK_ROWS, masks.rows] = masks.slots
-        packed[MASK_GENERATIONS, masks.rows] = masks.firsts >> 32
-        packed[MASK_INDICES, masks.rows] = masks.stamps - masks.firsts
         self._staging.copy_to(self._rows(rows), packed)
         logits = self._logits[:rows]
         unmasked = logits if plan.logprobs is None else logits.clone()
@@ -98,9 +96,6 @@ class MaskedSampling:
 
     def _sample(self, rows: int, filtered: bool) -> Tensor:
         inputs, logits, hidden = self._rows(rows), self._logits[:rows], self._hidden[:rows]
-        self._gate.fetch(
-            self._ops, inputs[MASK_ROWS], inputs[MASK_GENERATIONS], inputs[MASK_INDICES]
-        )
         self._ops.mask_logits(logits, inputs[MASK_ROWS], self._gate.masks)
         slots, indices = inputs[SLOTS], inputs[INDICES]
         if self._slots.history is None:
