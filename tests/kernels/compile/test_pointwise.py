@@ -68,9 +68,9 @@ def draws(rows: int) -> None:
 def masks(rows: int) -> None:
     from pagewire.worker.ops.triton.masks import mask_logits
 
-    table = meta(512, 4752, dtype=torch.int32)[:, :4748]
-    numbers = meta(rows, dtype=torch.int32)
-    mask_logits(meta(rows, 151936), numbers, table)
+    mask_logits(
+        meta(rows, 151936), meta(rows, dtype=torch.int32), meta(512, 4748, dtype=torch.int32)
+    )
 
 
 def ends(rows: int) -> None:

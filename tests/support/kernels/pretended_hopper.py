@@ -127,10 +127,12 @@ class _Gate:
     """Stands in for `MaskGate`."""
 
     def __init__(self, memory: MaskMemory, _: torch.device) -> None:
-        host = torch.from_numpy(memory.masks)
-        self.masks = torch.empty_strided(host.shape, host.stride(), dtype=host.dtype, device=META)
+        self.masks = torch.empty(memory.masks.shape, dtype=torch.int32, device=META)
 
     def hold(self, _: Any) -> None:
+        pass
+
+    def release(self) -> None:
         pass
 
 

@@ -48,6 +48,9 @@ class HostGate:
     def hold(self, step: StepMasks) -> None:
         step.wait()
 
+    def release(self) -> None:
+        pass
+
 
 class HostGraphBackend(GraphBackend):
     """See `GraphBackend`; without prefix groups, which need the kernels."""

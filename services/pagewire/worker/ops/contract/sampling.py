@@ -108,8 +108,8 @@ class SamplingOps(Protocol):
             logits: `[rows, vocabulary]`; rows may have any stride.
             mask_rows: `[rows]` int32, the row of `masks` for each row of `logits`; -1 for a row
                 without a mask.
-            masks: `[masks, words]` int32, at least a bit for each token: bit `i % 32` of word
-                `i // 32` is set if token `i` may come. Rows may have any stride.
+            masks: `[masks, words]` int32, contiguous, at least a bit for each token: bit `i % 32`
+                of word `i // 32` is set if token `i` may come.
         """
 
     def logprobs(

@@ -19,7 +19,7 @@ def _mask_kernel(
     stride,
     mask_rows_ptr,  # [rows]
     masks_ptr,  # [masks, words]
-    mask_stride,
+    words,
     vocabulary,
     CHUNK: tl.constexpr,
 ):
@@ -33,7 +33,7 @@ def _mask_kernel(
         return
     ids = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
     known = ids < vocabulary
-    word = tl.load(masks_ptr + masked * mask_stride + ids // 32, mask=known, other=-1)
+    word = tl.load(masks_ptr + masked * words + ids // 32, mask=known, other=-1)
     excluded = ((word >> (ids % 32)) & 1) == 0
     logits = logits_ptr + row * stride + ids
     tl.store(logits, tl.full((CHUNK,), -float("inf"), tl.float32), mask=known & excluded)
@@ -46,7 +46,7 @@ def mask_logits(logits: Tensor, mask_rows: Tensor, masks: Tensor) -> None:
         logits.stride(0),
         mask_rows,
         masks,
-        masks.stride(0),
+        masks.shape[1],
         vocabulary,
         CHUNK=CHUNK,
         num_warps=WARPS,

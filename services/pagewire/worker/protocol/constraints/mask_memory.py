@@ -25,7 +25,6 @@ MAX_PROCESSES = 64
 TOKEN_STEPS = 16  # whose tokens have a place at the same time
 
 _PAGE = 4096
-_ALIGNED = 16  # words, so that a GPU may read several at once
 
 
 def stamp(generation: int, index: int) -> int:
@@ -51,7 +50,7 @@ class MaskMemory:
     def __init__(self, slots: int, words: int, fd: int | None = None) -> None:
         """`words` of 32 bits a mask. `fd` is the memory of another process; None: allocates."""
         layout: dict[str, tuple[tuple[int, ...], type[np.generic]]] = {
-            "masks": ((slots, -(-words // _ALIGNED) * _ALIGNED), np.int32),
+            "masks": ((slots, words), np.int32),
             "ready": ((slots,), np.int64),
             "taken": ((slots,), np.int64),
             "failed": ((slots,), np.int64),
@@ -76,7 +75,7 @@ class MaskMemory:
         for (name, (shape, kind)), begin in zip(layout.items(), begins[:-1], strict=True):
             arrays[name] = np.frombuffer(memory, kind, prod(shape), begin).reshape(shape)
         # The masks, and the stamp of the token that each is for.
-        self.masks: NDArray[np.int32] = arrays["masks"][:, :words]  # [slots, words]
+        self.masks: NDArray[np.int32] = arrays["masks"]  # [slots, words]
         self.ready: NDArray[np.int64] = arrays["ready"]  # [slots]
         # The text that must come next, as tokens; and the stamp of the first of them.
         self.forced: NDArray[np.int32] = arrays["forced"]  # [slots, MAX_FORCED]

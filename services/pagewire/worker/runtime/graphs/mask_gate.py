@@ -48,11 +48,9 @@ class MaskGate:
         weakref.finalize(self, unpin, pages.data_ptr()).atexit = False  # before it is freed
         self._host = torch.from_numpy(memory.masks)
         self._ready = memory.ready.ctypes.data
-        # [slots, words], with the strides of the host's.
-        self.masks = torch.empty_strided(
-            self._host.shape, self._host.stride(), dtype=torch.int32, device=device
-        )
+        self.masks = torch.full_like(self._host, -1, device=device)  # [slots, words]
         self._stream = torch.cuda.Stream(device)
+        self._used = torch.cuda.Event()  # behind the last use of `masks`
 
     def hold(self, step: StepMasks) -> None:
         """Makes the current stream wait until the masks of `step` are in `masks`.
@@ -61,8 +59,7 @@ class MaskGate:
         """
         if step.compiles():
             self._thread.post(step.wait)  # which gives up rows that hold up the others for long
-        current = torch.cuda.current_stream()
-        self._stream.wait_stream(current)  # the step before has used its masks
+        self._stream.wait_event(self._used)
         order = np.argsort(step.slots)
         slots, stamps = step.slots[order], step.stamps[order]
         with torch.inference_mode(), torch.cuda.stream(self._stream):
@@ -71,7 +68,11 @@ class MaskGate:
                 self._await(slots[part], stamps[part])
                 first, end = int(slots[part][0]), int(slots[part][-1]) + 1
                 self.masks[first:end].copy_(self._host[first:end], non_blocking=True)
-        current.wait_stream(self._stream)
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+    def release(self) -> None:
+        """What is queued from now on reads no more of `masks`."""
+        self._used.record()
 
     def _await(self, slots: Int32Array, stamps: NDArray[np.int64]) -> None:
         """Queues waiting for the stamps `[n]` of `slots [n]`."""

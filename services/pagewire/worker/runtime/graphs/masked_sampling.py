@@ -84,6 +84,7 @@ class MaskedSampling:
         self._gate.hold(masks)
         graph, tokens = self._captured[rows, plan.filtered]
         graph.replay()
+        self._gate.release()
         return tokens, unmasked
 
     def _variants(self) -> Iterator[tuple[int, bool]]:
