@@ -7,12 +7,14 @@ import pytest
 import pytest_asyncio
 
 from support.clients.load import Answer
+from support.processes.children import running
 from support.processes.fleet import Fleet, running_fleet
 from support.processes.fleet_checks import undisturbed
 from support.processes.real_model import (
     CLIENTS,
     WORKER,
     constrained_questions,
+    mask_processes,
     questions,
     run_with_fault,
 )
@@ -69,3 +71,18 @@ async def test_constrained_answers_equal_those_of_an_undisturbed_run(two_workers
     assert any(answer.finish_reasons[0] == "stop" for answer in want)
     for victim in ("worker-1", "scheduler-0"):
         await run_with_fault(two_workers, asked, want, victim, signal.SIGKILL)
+
+
+async def test_a_worker_ends_with_its_mask_process_and_its_sequences_go_on(
+    two_workers: Fleet,
+) -> None:
+    asked = constrained_questions(12)
+    want = await undisturbed(two_workers, asked, CLIENTS)
+    for which in (0, 1):
+        victim = two_workers.supervisor.pids["worker-0"]
+        processes = mask_processes(victim)
+        await run_with_fault(
+            two_workers, asked, want, "worker-0", signal.SIGKILL, mask_process=which
+        )
+        assert two_workers.supervisor.pids["worker-0"] != victim
+        assert not any(running(pid) for pid in processes)

@@ -1,12 +1,15 @@
 """Workers with the embedded model and torch operations in float32, and requests for them."""
 
 import asyncio
+import os
 import signal
+from pathlib import Path
 from typing import Any
 
 from pagewire.bench.schemas import random_schema
 from pagewire.models import EMBEDDED_NAME
 from support.clients.load import Answer, Load, Question
+from support.processes.children import children_of
 from support.processes.fleet import Fleet
 from support.processes.fleet_checks import check_answers, report, until_idle
 
@@ -82,15 +85,20 @@ async def run_with_fault(
     victim: str,
     number: signal.Signals,
     tolerance: float = 1e-4,
+    mask_process: int | None = None,
 ) -> None:
     """Sends a signal when a quarter of the questions is answered; checks all answers.
 
-    `tolerance` is for log probabilities, whose last bits depend on the batch.
+    `tolerance` is for log probabilities, whose last bits depend on the batch. `mask_process`: that
+    one of the victim gets the signal; 0 is the one that has started the others.
     """
     load = Load(fleet.urls, asked, CLIENTS)
     running = asyncio.create_task(load.run())
     await load.reached(len(asked) // 4)
-    fleet.signal(victim, number)
+    if mask_process is None:
+        fleet.signal(victim, number)
+    else:
+        os.kill(mask_processes(fleet.supervisor.pids[victim])[mask_process], number)
     if number is signal.SIGSTOP:
         await asyncio.sleep(PAUSED_SECONDS)
         fleet.signal(victim, signal.SIGCONT)
@@ -98,3 +106,11 @@ async def run_with_fault(
     report(f"real model, {number.name} to {victim}", asked, got, want)
     check_answers(fleet, asked, got, want, tolerance=tolerance)
     await until_idle(fleet, workers=len(fleet.names("worker")))
+
+
+def mask_processes(worker: int) -> list[int]:
+    """The mask processes of a worker: the first, and those that it has forked."""
+    for child in children_of(worker):
+        if "mask_server" in Path(f"/proc/{child}/cmdline").read_text():
+            return [child, *children_of(child)]
+    raise AssertionError(f"worker {worker} has no mask process")

@@ -131,11 +131,11 @@ class StepExecutor:
         except Exception as error:
             answer(self._failed_step(plan, error))
         else:
-            self._measure(plan, outcome)
-            if plan.masks is not None and outcome.taken is None:
-                plan.masks.advance(outcome.tokens)
             if plan.masks is not None:
                 plan.masks.wait()  # they are known, but perhaps not yet which rows have failed
+                if outcome.taken is None:
+                    plan.masks.advance(outcome.tokens)
+            self._measure(plan, outcome)
             answer(outcome)
 
     def _failed_step(self, plan: DevicePlan, error: Exception) -> RequestError:

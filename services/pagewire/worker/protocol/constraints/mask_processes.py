@@ -24,14 +24,14 @@ from pagewire.worker.protocol.constraints.mask_server import ServerOptions, Star
 from pagewire.worker.protocol.queue_thread import QueueThread
 
 # The most processes that are started if their number is not given.
-MOST_PROCESSES = 8
+MOST_PROCESSES = 12
 
 log = logging.getLogger(__name__)
 
 
 def default_processes() -> int:
-    """Half as many as there are cores, from 1 to `MOST_PROCESSES`."""
-    return min(max(len(os.sched_getaffinity(0)) // 2, 1), MOST_PROCESSES)
+    """Three for four cores, from 1 to `MOST_PROCESSES`."""
+    return min(max(len(os.sched_getaffinity(0)) * 3 // 4, 1), MOST_PROCESSES)
 
 
 class Events:
@@ -83,6 +83,7 @@ class MaskProcesses:
         self._on_error = on_error
         self._closing = False
         self._process: subprocess.Popen[bytes] | None = None
+        # By process. Tokens have one event for all: many writes would take longer than a mask.
         self._starts = [Pipe(duplex=False) for _ in range(processes)]
         self._tokens = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = QueueThread("grammars", on_error)
@@ -155,7 +156,9 @@ class MaskProcesses:
             begin = int(memory.written[0])
             end = begin + len(rows)
             # A process that lags so far behind is paused: sequences do not go on without masks.
-            while end - int(memory.read[: self.count].min()) > places and not self._closing:
+            while end - int(memory.read[: self.count].min()) > places:
+                if self.masks_known.lost:
+                    return
                 time.sleep(0.001)
             memory.tokens[np.arange(begin, end) % places] = rows
             with FENCE:

@@ -127,37 +127,45 @@ class MaskServer:
                 memory.read[number] = read = written
                 mine = rows[rows[:, 0] % count == number]
                 if len(mine):
-                    self._advance(mine.tolist())
+                    self.advance(mine.tolist())
 
     def _read_starts(self) -> None:
         compilers = ThreadPoolExecutor(COMPILERS, "grammars")
         with contextlib.suppress(EOFError):
             while True:
                 start: Start = self._starts.recv()
-                held = _Held(start.generation, start.drafts)
-                with self._lock:
-                    if start.generation <= self._dropped.get(start.slot, -1):
-                        continue
-                    if (before := self._held.get(start.slot)) is not None:
-                        self._end(start.slot, before.generation)
-                    self._held[start.slot] = held
                 grammar = start.constraint.grammar
                 if not grammar or self._grammars.is_compiled(grammar):
-                    self._begin(start, held)
-                else:
+                    self.begin(start)
+                elif (held := self._hold(start)) is not None:
                     compilers.submit(partial(_or_end, partial(self._begin, start, held)))
         os._exit(0)  # the worker has ended, or wants no more masks
 
-    def _begin(self, start: Start, held: _Held) -> None:
+    def begin(self, start: Start) -> None:
         """Compiles the grammar of a sequence and computes its first mask."""
+        if (held := self._hold(start)) is not None:
+            self._begin(start, held)
+
+    def _hold(self, start: Start) -> _Held | None:
+        """Gives a slot to a sequence; None if that was given up before."""
+        held = _Held(start.generation, start.drafts)
+        with self._lock:
+            if start.generation <= self._dropped.get(start.slot, -1):
+                return None
+            if (before := self._held.get(start.slot)) is not None:
+                self._end(start.slot, before.generation)
+            self._held[start.slot] = held
+        return held
+
+    def _begin(self, start: Start, held: _Held) -> None:
         slot, mask = start.slot, np.full(self._memory.words, -1, np.int32)
-        failure, sequence = None, None
+        failure, sequence, forced = None, None, []
         try:
             sequence = MaskedSequence(start.constraint, self._grammars, start.prompt, start.output)
             forced = self._forced(held, sequence)
             if not sequence.ended:
                 _compute(sequence, mask)
-        except GrammarError as error:
+        except BaseException as error:  # a panic in Rust is no Exception
             failure = error
         with self._lock:
             if self._held.get(slot) is not held:
@@ -175,7 +183,7 @@ class MaskServer:
                     self._publish(slot, held, sequence, mask)
         self._raise(held.drafts)
 
-    def _advance(self, rows: list[list[int]]) -> None:
+    def advance(self, rows: list[list[int]]) -> None:
         """Takes tokens of slots, and computes the masks of the next ones.
 
         A row is a slot, the generation of its sequence and the token; -1: it has left.
@@ -200,7 +208,7 @@ class MaskServer:
                     if held.drafts:
                         drafts = True
                         self._note_forced(slot, held, sequence, self._forced(held, sequence))
-                except GrammarError as error:
+                except BaseException as error:
                     self._fail(slot, held, error)
                 else:
                     if sequence.ended:
@@ -212,7 +220,7 @@ class MaskServer:
             for slot, held, sequence in going:
                 try:
                     _compute(sequence, self._mask)
-                except GrammarError as error:
+                except BaseException as error:
                     self._fail(slot, held, error)
                 else:
                     self._publish(slot, held, sequence, self._mask)
@@ -234,7 +242,11 @@ class MaskServer:
         with FENCE:
             self._memory.ready[slot] = stamp(held.generation, sequence.index)
 
-    def _fail(self, slot: int, held: _Held, error: GrammarError) -> None:
+    def _fail(self, slot: int, held: _Held, error: BaseException) -> None:
+        """Ends a sequence alone, whatever the error is."""
+        if not isinstance(error, GrammarError):
+            log.error("a mask could not be computed", exc_info=error)
+            error = GrammarError(f"its grammar could not be followed ({error}); simplify it")
         self._memory.note_failure(slot, held.generation, str(error), error.field)
         self._end(slot, held.generation)
 

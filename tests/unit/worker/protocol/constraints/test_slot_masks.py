@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from multiprocessing import Pipe
 
 import numpy as np
 import pytest
@@ -20,7 +20,10 @@ from pagewire.worker.protocol.constraints.constraint import Constraint
 from pagewire.worker.protocol.constraints.grammars import compile_grammar, grammars_of
 from pagewire.worker.protocol.constraints.mask_memory import MaskMemory, last_stamp, stamp
 from pagewire.worker.protocol.constraints.mask_processes import MaskProcesses
+from pagewire.worker.protocol.constraints.mask_server import MaskServer, Start
+from pagewire.worker.protocol.constraints.masked_sequence import MaskedSequence
 from pagewire.worker.protocol.constraints.slot_masks import SlotMasks, StepMasks
+from support.processes.children import children_of, running
 
 FOLDER = resolve_model("embedded")
 EOS = eos_token_ids(FOLDER)
@@ -260,11 +263,25 @@ def test_the_end_of_a_mask_process_is_an_error_and_nobody_waits(which: str) -> N
     assert not any(map(running, children))
 
 
-def children_of(pid: int) -> list[int]:
-    """The mask processes, in the order of their slots."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+def test_an_error_that_nobody_expects_fails_its_own_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a panic in a grammar's library would be."""
+    advance = MaskedSequence.advance
 
+    def fails(sequence: MaskedSequence, token: int) -> None:
+        if token == 7:
+            raise SystemError("a panic")
+        advance(sequence, token)
 
-def running(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    memory, event = MaskMemory(4, GRAMMARS.words), os.eventfd(0)
+    read, send = Pipe(duplex=False)
+    server = MaskServer(GRAMMARS, memory, (0, 1), os.dup(read.fileno()), event, event)
+    monkeypatch.setattr(MaskedSequence, "advance", fails)
+    (four,) = GRAMMARS.tokenizer.tokenize_str("4")
+    for slot in (0, 1):
+        start = Start(slot, 1, DIGITS, NONE, NONE, False)
+        server.begin(start)
+    server.advance([[0, 1, 7], [1, 1, four]])
+    assert memory.ready[:2].tolist() == [last_stamp(1), stamp(1, 1)]
+    assert memory.failed[:2].tolist() == [1, 0]
+    assert "a panic" in memory.failure(0)[0]
+    send.close()
