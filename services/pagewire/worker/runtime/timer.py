@@ -6,27 +6,48 @@ import torch
 
 
 class HostTimer:
-    """Times work on the host, from construction to `stop`."""
+    """Times work on the host, from construction to `stop`, without pauses."""
 
     def __init__(self) -> None:
         self._begin = time.perf_counter()
+
+    def pause(self) -> None:
+        """What follows is no work."""
+        self._paused = time.perf_counter()
+
+    def resume(self) -> None:
+        """The pause is over."""
+        self._begin += time.perf_counter() - self._paused
 
     def stop(self) -> None:
         """Call when the work is done."""
         self._end = time.perf_counter()
 
     def wait(self) -> float:
-        """The seconds between construction and `stop`."""
+        """The seconds of work between construction and `stop`."""
         return self._end - self._begin
 
 
 class DeviceTimer:
-    """Times work on the current CUDA stream that is queued between construction and `stop`."""
+    """Times work on the current CUDA stream that is queued between construction and `stop`.
+
+    What the stream does in a pause does not count.
+    """
 
     def __init__(self) -> None:
+        self._pauses: list[torch.cuda.Event] = []  # the begin and end of each
         self._begin = torch.cuda.Event(enable_timing=True)
         self._end = torch.cuda.Event(enable_timing=True)
         self._begin.record()
+
+    def pause(self) -> None:
+        """What is queued next is no work."""
+        self._pauses.append(torch.cuda.Event(enable_timing=True))
+        self._pauses[-1].record()
+
+    def resume(self) -> None:
+        """The pause is over."""
+        self.pause()
 
     def stop(self) -> None:
         """Call when all work is queued."""
@@ -35,4 +56,6 @@ class DeviceTimer:
     def wait(self) -> float:
         """Waits for the work; returns the seconds that it took on the device."""
         self._end.synchronize()
-        return float(self._begin.elapsed_time(self._end)) / 1e3
+        times = [self._begin, *self._pauses, self._end]
+        pairs = zip(times[::2], times[1::2], strict=True)
+        return sum(float(begin.elapsed_time(end)) for begin, end in pairs) / 1e3

@@ -146,7 +146,7 @@ class GraphBackend(EagerBackend):
                 )
             else:
                 launched = self._launch_decode(plan)
-            tokens, logits = self._sampled(plan, launched)
+            tokens, logits = self._sampled(plan, launched, timer)
             drawn = tokens if self._slots.history is None else tokens[TOKENS]
             logprobs = self._logprobs(logits, drawn, plan.logprobs)
             tokens = self._to_host(tokens)
@@ -163,7 +163,9 @@ class GraphBackend(EagerBackend):
         handle.timer.wait()
         return outcome(handle)
 
-    def _sampled(self, plan: DevicePlan, launched: CapturedStep | None) -> tuple[Tensor, Tensor]:
+    def _sampled(
+        self, plan: DevicePlan, launched: CapturedStep | None, timer: DeviceTimer
+    ) -> tuple[Tensor, Tensor]:
         """The tokens `[rows]` int32 of a step, and the model's logits of its rows or of more.
 
         The next step overwrites them. With a history, the results `[5, rows or more]` instead.
@@ -175,7 +177,7 @@ class GraphBackend(EagerBackend):
             )
         tokens, unmasked = launched.tokens, self._logits
         if plan.masks is not None:
-            tokens, unmasked = self._masked.launch(plan, launched.inputs.shape[1])
+            tokens, unmasked = self._masked.launch(plan, launched.inputs.shape[1], timer)
         if self._slots.history is not None:
             return tokens, unmasked
         return tokens[: len(plan.sample_slots)], unmasked

@@ -15,6 +15,7 @@ from pagewire.worker.runtime.device_slots import DeviceSlots
 from pagewire.worker.runtime.graphs.drafts import offsets, places
 from pagewire.worker.runtime.graphs.mask_gate import MaskGate
 from pagewire.worker.runtime.graphs.staging import Staging
+from pagewire.worker.runtime.timer import DeviceTimer
 
 # Rows of the inputs.
 SLOTS, INDICES, MASK_ROWS, PLACES = range(4)
@@ -60,12 +61,13 @@ class MaskedSampling:
         for rows, filtered in self._variants():
             self._captured[rows, filtered] = capture(partial(self._sample, rows, filtered))
 
-    def launch(self, plan: DevicePlan, rows: int) -> tuple[Tensor, Tensor]:
+    def launch(self, plan: DevicePlan, rows: int, timer: DeviceTimer) -> tuple[Tensor, Tensor]:
         """Queues the sampling of a step whose layers ran with `rows` rows, padding included.
 
         Returns the tokens `[rows]` int32, or with a history the results `[5, rows]`; and the logits
         `[rows, vocabulary]` without masks if the plan needs log probabilities. The next step
-        overwrites them.
+        overwrites them. `timer` does not count the time in which the device waits for masks: the
+        scheduler has more steps in flight where they are short.
         """
         masks, count = plan.masks, len(plan.sample_slots)
         assert masks is not None
@@ -81,7 +83,9 @@ class MaskedSampling:
         self._staging.copy_to(self._rows(rows), packed)
         logits = self._logits[:rows]
         unmasked = logits if plan.logprobs is None else logits.clone()
+        timer.pause()
         self._gate.hold(masks)
+        timer.resume()
         graph, tokens = self._captured[rows, plan.filtered]
         graph.replay()
         self._gate.release()
