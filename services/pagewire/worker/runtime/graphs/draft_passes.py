@@ -167,7 +167,9 @@ class DraftPasses:
         drawn = decoder.ops.sample(logits, state, filtered)
         # Logits that are not finite may give a token that is not in the vocabulary.
         drawn = torch.where(hidden.isfinite().all(-1), drawn, 0)
-        keep_guesses(self._history, located, inputs[PLACES], drawn)
+        # The values of `located` are undefined while kernels are collected, so they are no indices.
+        rows_kept = self._history.locate(inputs[SLOTS], inputs[PLACES], inputs[OFFSETS])
+        keep_guesses(self._history, rows_kept, inputs[PLACES], drawn)
         inputs[PLACES].add_(1)
         ended = inputs[PLACES] > inputs[DEPTHS]
         inputs[SLOTS].masked_fill_(ended, self._padding_slot)
