@@ -62,8 +62,7 @@ def measure_passes(
     rows = np.array(sorted(passes), np.int32)
     seconds = np.array([median_seconds(measure, passes[count]) for count in rows.tolist()])
     log.info(
-        "a pass of the draft model takes %.0f %% of the time of a step for %d sequences, and "
-        "%.0f %% for %d",
+        "a pass of the draft model takes %.0f %% of a step's time at %d rows, and %.0f %% at %d",
         100 * seconds[0] / costs.seconds[np.searchsorted(costs.rows, rows[0])],
         rows[0],
         100 * seconds[-1] / costs.seconds[np.searchsorted(costs.rows, rows[-1])],

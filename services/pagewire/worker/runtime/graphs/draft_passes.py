@@ -192,4 +192,4 @@ def keep_guesses(history: TokenHistory, rows: LocatedRows, places: Tensor, drawn
     at = (slots, places.clamp(max=most - 1))
     history.guesses[at] = torch.where(own, drawn, history.guesses[at])
     history.guessed[slots] += own
-    history.drafters[slots] = torch.where(own, MODEL, history.drafters[slots])
+    history.drafters[slots] = history.drafters[slots].masked_fill(own, MODEL)
