@@ -44,6 +44,7 @@ SETTINGS = {
 }
 COUNT = 60
 LIKELY = [5, 90, 91, 900]
+DRAFTERS = ("suffix", "prediction", "draft_model")
 
 
 def drawn(generator: random.Random, length: int, number: int) -> Wanted:
@@ -85,16 +86,15 @@ def edited(tokens: list[int]) -> list[int]:
 
 def run(
     folder: Path, speculate: str, told: list[Answer] | None = None, **settings: Any
-) -> tuple[list[list[Answer]], float, float]:
+) -> tuple[list[list[Answer]], dict[str, float]]:
     """The answers alone, a few at a time, all at once, and preempted.
 
-    Then how many drafts of the sequences' own tokens were right, and of the predictions.
+    Then how many drafts were right, by drafter.
     """
     found: list[list[Answer]] = []
-    right = predicted = 0.0
+    right: dict[str, float] = {}
 
     async def on_a_worker() -> None:
-        nonlocal right, predicted
         async with local_worker(folder, speculate=speculate, **SETTINGS | settings) as worker:
             draft_whenever_possible(worker)
             driver = StepDriver(worker.stream(), worker.limits)
@@ -104,17 +104,19 @@ def run(
             found.append(await answers(driver, wanted, chunk=100))
             found.append(await preempted_answers(driver, wanted, 20))
             assert not worker.fatal
-            right = worker.engine.metrics.drafts.value("suffix", "accepted")
-            predicted = worker.engine.metrics.drafts.value("prediction", "accepted")
+            drafts = worker.engine.metrics.drafts
+            right.update({name: drafts.value(name, "accepted") for name in DRAFTERS})
 
     asyncio.run(on_a_worker())
-    return found, right, predicted
+    return found, right
 
 
 def draft_whenever_possible(worker: LocalWorker) -> None:
     costs = worker.loaded.backend.row_costs
     if costs is not None:
-        worker.loaded.backend.row_costs = RowCosts(costs.rows, np.ones(len(costs.rows)), 0.0)
+        ones = np.ones(len(costs.rows))
+        passes = None if costs.passes is None else 0 * ones
+        worker.loaded.backend.row_costs = RowCosts(costs.rows, ones, 0.0, passes)
 
 
 @pytest.mark.parametrize(
@@ -123,11 +125,29 @@ def draft_whenever_possible(worker: LocalWorker) -> None:
 def test_bits_are_those_without_drafts(tmp_path: Path, family: str, dtype: str, kv: str) -> None:
     save_model(tmp_path, family, **SIZES)
     settings = {"dtype": dtype, "kv_cache_dtype": kv, "batch_invariant": True}
-    want, *none = run(tmp_path, "none", **settings)
-    got, right, predicted = run(tmp_path, "suffix", want[2], **settings)
-    assert none == [0, 0]
-    assert right > 400
-    assert predicted > 100
+    want, none = run(tmp_path, "none", **settings)
+    got, right = run(tmp_path, "suffix", want[2], **settings)
+    assert set(none.values()) == {0}
+    assert right["suffix"] > 400
+    assert right["prediction"] > 100
+    check_same(got, want)
+
+
+@pytest.mark.parametrize("layers", [4, 2])
+def test_bits_are_those_without_a_draft_model(tmp_path: Path, layers: int) -> None:
+    """The model itself drafts, and another one, which is nearly never right."""
+    save_model(tmp_path, "qwen3", **SIZES)
+    save_model(tmp_path / "draft", "qwen3", **SIZES | {"num_hidden_layers": layers})
+    settings = {"dtype": "bfloat16", "batch_invariant": True}
+    want, _ = run(tmp_path, "none", **settings)
+    draft = str(tmp_path / "draft")
+    got, right = run(tmp_path, "draft", want[2], draft_model=draft, **settings)
+    assert right["draft_model"] > (300 if layers == SIZES["num_hidden_layers"] else 0)
+    assert right["prediction"] > 100
+    check_same(got, want)
+
+
+def check_same(got: list[list[Answer]], want: list[list[Answer]]) -> None:
     for ours, theirs in zip(got, want, strict=True):
         different = [i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b]
         assert different == []
@@ -136,8 +156,8 @@ def test_bits_are_those_without_drafts(tmp_path: Path, family: str, dtype: str, 
 def test_without_the_mode_answers_are_whole(tmp_path: Path) -> None:
     """Tokens may differ with the rows of a step. Each has its log probability, and none is lost."""
     save_model(tmp_path, "qwen3", **SIZES)
-    found, right, _ = run(tmp_path, "suffix", dtype="bfloat16")
-    assert right > 500
+    found, right = run(tmp_path, "suffix", dtype="bfloat16")
+    assert right["suffix"] > 500
     for answers_ in found:
         for request, answer in zip(requests(), answers_, strict=False):
             assert len(answer.tokens) == len(answer.logprobs) == request.count

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
 
-import numpy as np
 import pytest
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from pagewire.models import resolve_model
 from pagewire.v1 import worker_pb2 as pb
-from pagewire.worker.protocol.backend import LoadedWorker, Outcome
-from pagewire.worker.protocol.speculation.row_choice import RowCosts
-from pagewire.worker.protocol.steps.device_plan import DevicePlan
-from pagewire.worker.runtime import eager
-from pagewire.worker.runtime.timer import HostTimer
+from pagewire.worker.protocol.backend import LoadedWorker
+from support.device_drafts import drafting
 from support.drafted_sequences import (
     accepted,
     check_failed_step,
@@ -27,8 +19,7 @@ from support.drafted_sequences import (
     compute_rows_by_themselves,
     sequences,
 )
-from support.models import host_graphs
-from support.models.host_graphs import HostGraphBackend, with_host_graphs
+from support.models.host_graphs import with_host_graphs
 from support.models.step_driver import Sequence, StepDriver, local_worker
 
 FOLDER = resolve_model("embedded")
@@ -36,56 +27,6 @@ TOKENIZER = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
 # Steps of few tokens, because each size of a step is run when a worker starts.
 LIMITS = {"num_blocks": 512, "max_model_len": 512, "worker_max_num_batched_tokens": 192}
 LENGTH = 44
-
-
-class RunsAhead(HostGraphBackend):
-    """Its results are read late, as those of a GPU: once another step has been submitted."""
-
-    synchronous = False
-
-    def __init__(self, *arguments: Any) -> None:
-        self._submitted = threading.Condition()
-        self._numbers: dict[int, int] = {}
-        self._number = 0
-        super().__init__(*arguments)
-        self.synchronous = False
-
-    def submit(self, plan: DevicePlan) -> Any:
-        handle = super().submit(plan)
-        with self._submitted:
-            self._number += 1
-            self._numbers[id(handle)] = self._number
-            self._submitted.notify_all()
-        return handle
-
-    def wait(self, handle: Any) -> Outcome:
-        with self._submitted:
-            number = self._numbers.pop(id(handle))
-            # None may follow: the driver reads this result first, or a mask needs it.
-            self._submitted.wait_for(lambda: self._number > number, timeout=0.03)
-        return super().wait(handle)
-
-    def _to_host(self, results: Tensor) -> Tensor:
-        return results.clone()
-
-
-def drafting(monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadedWorker], LoadedWorker]:
-    """What makes a loaded CPU worker draft as one on a GPU does, as often as it can."""
-    as_graphs = with_host_graphs(monkeypatch)
-    monkeypatch.setattr(host_graphs, "HostGraphBackend", RunsAhead)
-    monkeypatch.setattr(eager, "DeviceTimer", HostTimer)
-
-    def adapt(loaded: LoadedWorker) -> LoadedWorker:
-        limits = replace(loaded.limits, drafts_on_device=True)
-        loaded = as_graphs(replace(loaded, limits=limits))
-        measured = loaded.backend.row_costs
-        assert measured is not None
-        assert (measured.seconds > 0).all()
-        costs = RowCosts(measured.rows, np.ones(len(measured.rows)), 0.0)
-        loaded.backend.row_costs = costs
-        return loaded
-
-    return adapt
 
 
 async def run(
@@ -177,8 +118,7 @@ async def test_a_prediction_takes_fewer_steps_and_is_counted(
 
 async def test_a_sequence_goes_on_where_it_was_preempted(monkeypatch: pytest.MonkeyPatch) -> None:
     adapt = drafting(monkeypatch)
-    limits = {"num_blocks": 256, "max_model_len": 512}
-    async with local_worker(FOLDER, adapt, speculate="suffix", **limits) as worker:
+    async with local_worker(FOLDER, adapt, speculate="suffix", **LIMITS) as worker:
         await check_resumption(worker, LENGTH, (1, 30), run_ahead=3)
         assert accepted(worker) > 30
         assert worker.fatal == []
@@ -186,6 +126,5 @@ async def test_a_sequence_goes_on_where_it_was_preempted(monkeypatch: pytest.Mon
 
 async def test_a_failed_step_fails_its_sequences_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     adapt = drafting(monkeypatch)
-    limits = {"num_blocks": 256, "max_model_len": 512}
-    async with local_worker(FOLDER, adapt, speculate="suffix", **limits) as worker:
+    async with local_worker(FOLDER, adapt, speculate="suffix", **LIMITS) as worker:
         await check_failed_step(worker, LENGTH)

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -118,6 +119,7 @@ GPT_OSS = {
 }
 FP8, FP8_KV = {"quantization": "fp8"}, {"quantization": "fp8", "kv_cache_dtype": "fp8"}
 DRAFTS = {"speculate": "suffix"}
+DRAFT = QWEN | {"vocab_size": LLAMA["vocab_size"]}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "8B": (LLAMA, {}),
     "8B, drafts": (LLAMA, DRAFTS),
@@ -125,6 +127,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "8B AWQ, drafts": (AWQ, DRAFTS),
     "8B FP8": (LLAMA, FP8),
     "8B FP8, FP8 KV, drafts": (LLAMA, FP8_KV | DRAFTS),
+    "8B, draft model": (LLAMA, {"speculate": "draft", "draft_model": DRAFT}),
     "8B, one answer, drafts": (LLAMA, DRAFTS | {"batch_invariant": True}),
     "0.6B": (QWEN, {}),
     "30B-A3B": (EXPERTS, {}),
@@ -145,8 +148,14 @@ def start_of(case: str, settings: dict[str, Any]) -> Any:
 
     model, own = CASES[case]
     found = PretendedStart()
-    with tempfile.TemporaryDirectory() as folder, pretended(found):
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        stack.enter_context(pretended(found))
         Path(folder, "config.json").write_text(json.dumps(model))
+        if (draft := own.get("draft_model")) is not None:
+            other = stack.enter_context(tempfile.TemporaryDirectory())
+            Path(other, "config.json").write_text(json.dumps(draft))
+            own = own | {"draft_model": other}
         config = WorkerConfig(model=folder, load_format="dummy", **own, **settings)
         loaded = loading.load_worker(config)
         backend, limits = loaded.backend, loaded.limits
@@ -297,6 +306,7 @@ def test_graphs_need_no_host(case: str, starts: dict) -> None:
         ("8B FP8, FP8 KV, drafts", {"_locate_kernel", "_embed_kernel", "decode_kernel"}),
         ("30B-A3B", {"_scores_kernel", "_gate_up_kernel", "_down_kernel", "_sort_kernel"}),
         ("gpt-oss", {"_packed_gate_up_kernel", "_packed_down_kernel", "_packed_kernel"}),
+        ("8B, draft model", {"_locate_kernel", "_end_kernel", "decode_kernel"}),
         ("8B, one answer, drafts", {"stream_kernel", "_ordered_kernel", "_segment_decode_kernel"}),
         ("0.6B", {"stream_kernel", "_vector_kernel"}),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from types import ModuleType
 
 import numpy as np
@@ -60,7 +61,12 @@ def predictions(generator: torch.Generator) -> torch.Tensor:
 
 
 def copied(held: TokenHistory) -> TokenHistory:
-    return TokenHistory(*(getattr(held, name).clone() for name in TokenHistory.__slots__))
+    return TokenHistory(
+        **{
+            name: value.clone() if isinstance(value := getattr(held, name), torch.Tensor) else value
+            for name in TokenHistory.__slots__
+        }
+    )
 
 
 def same(one: TokenHistory, other: TokenHistory) -> None:
@@ -219,6 +225,17 @@ def test_guesses_are_what_followed(
 
 
 TEXT = [20, 21, 22, 23, 24, 25, 26, 27, 28, 29]
+
+
+@pytest.mark.parametrize("drafts", [reference, end])
+def test_beside_a_draft_model_more_tokens_must_have_come_before(drafts: ModuleType) -> None:
+    for tokens, guesses in (
+        ([1, 2, 9, 8, 1], []),
+        ([7, 1, 2, 9, 8, 1], []),
+        ([7, 1, 2, 9, 8, 7, 1], [9, 8, 7]),
+    ):
+        held = replace(one_sequence(tokens, 3), min_match=contract.SURE_MATCH)
+        assert take(drafts, held, [2]) == guesses
 
 
 @pytest.mark.parametrize("drafts", [reference, end])

@@ -190,8 +190,14 @@ def pretended(start: PretendedStart) -> Iterator[None]:
     from pagewire.worker.model.decoder import Decoder
     from pagewire.worker.model.weights import empty_weights
     from pagewire.worker.runtime import device_drafts, device_logprobs, device_slots, eager
-    from pagewire.worker.runtime.graphs import backend, masked_sampling, mixed, shared_prefixes
-    from pagewire.worker.startup import invariance, loading, tuning
+    from pagewire.worker.runtime.graphs import (
+        backend,
+        draft_passes,
+        masked_sampling,
+        mixed,
+        shared_prefixes,
+    )
+    from pagewire.worker.startup import draft_model, invariance, loading, tuning
     from pagewire.worker.startup.pooled_model import PoolingHead
     from pagewire.worker.startup.triton_hooks import collecting_kernels
 
@@ -230,6 +236,7 @@ def pretended(start: PretendedStart) -> Iterator[None]:
             (loading, "MAX_DRAFTS", {"meta": loading.MAX_DRAFTS["cuda"]}),
             (loading, "_describe", str),
             (loading, "dummy_weights", dummy),
+            (draft_model, "dummy_weights", dummy),
             (loading, "measure_free_bytes", free_bytes),
             (PoolingHead, "randomize", lambda *_: None),
             (loading, "Decoder", decoder),
@@ -242,7 +249,7 @@ def pretended(start: PretendedStart) -> Iterator[None]:
         ]
         uploading = (device_drafts, device_logprobs, device_slots, eager)
         replaced += [(module, "upload", _uploaded) for module in uploading]
-        staging = (backend, masked_sampling, mixed, shared_prefixes)
+        staging = (backend, draft_passes, masked_sampling, mixed, shared_prefixes)
         replaced += [(module, "Staging", _Staging) for module in staging]
         for owner, name, replacement in replaced:
             stack.enter_context(patch.object(owner, name, replacement))

@@ -12,7 +12,7 @@ from pagewire.worker.protocol.constraints.mask_memory import MaskMemory
 from pagewire.worker.protocol.constraints.slot_masks import StepMasks
 from pagewire.worker.runtime.eager import EagerBackend
 from pagewire.worker.runtime.graphs import backend as graphs
-from pagewire.worker.runtime.graphs import masked_sampling, mixed
+from pagewire.worker.runtime.graphs import draft_passes, masked_sampling, mixed
 from pagewire.worker.runtime.graphs.backend import GraphBackend
 from pagewire.worker.runtime.timer import HostTimer
 from pagewire.worker.startup.loading import LoadedWorker
@@ -64,7 +64,7 @@ class HostGraphBackend(GraphBackend):
 
 def with_host_graphs(monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadedWorker], LoadedWorker]:
     """What makes a loaded CPU worker run steps through the graph backend's code."""
-    for module in (graphs, mixed, masked_sampling):
+    for module in (graphs, mixed, masked_sampling, draft_passes):
         monkeypatch.setattr(module, "Staging", CopiedAtOnce)
     monkeypatch.setattr(masked_sampling, "MaskGate", HostGate)
     monkeypatch.setattr(graphs, "DeviceTimer", HostTimer)
@@ -80,7 +80,8 @@ def with_host_graphs(monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadedWorker]
         assert isinstance(eager, EagerBackend)
         dtype = eager._decoder.weights.embedding.dtype
         with torch.inference_mode():
-            backend = HostGraphBackend(eager._decoder, loaded.limits, dtype)
+            draft = None if eager.draft is None else eager.draft._decoder
+            backend = HostGraphBackend(eager._decoder, loaded.limits, dtype, draft)
         backend.warm_up()
         object.__setattr__(loaded, "backend", backend)
         return loaded

@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from pagewire.worker.measurement.timing import MeasureSeconds, median_seconds
-from pagewire.worker.protocol.speculation.row_choice import RowCosts
+from pagewire.worker.protocol.speculation.row_choice import Floats, RowCosts
 
 log = logging.getLogger(__name__)
 
@@ -50,3 +50,24 @@ def measure_row_costs(
         token_seconds * 1e6,
     )
     return RowCosts(rows, seconds, token_seconds)
+
+
+def measure_passes(
+    passes: dict[int, Callable[[], None]], costs: RowCosts, measure: MeasureSeconds
+) -> Floats:
+    """The seconds `[n]` of a draft model's pass for as many sequences as `costs.rows [n]`.
+
+    `passes` run a pass for so many sequences. Larger numbers get the time of the largest of them.
+    """
+    rows = np.array(sorted(passes), np.int32)
+    seconds = np.array([median_seconds(measure, passes[count]) for count in rows.tolist()])
+    log.info(
+        "a pass of the draft model takes %.0f %% of a step's time at %d rows, and %.0f %% at %d",
+        100 * seconds[0] / costs.seconds[np.searchsorted(costs.rows, rows[0])],
+        rows[0],
+        100 * seconds[-1] / costs.seconds[np.searchsorted(costs.rows, rows[-1])],
+        rows[-1],
+    )
+    at = np.searchsorted(rows, costs.rows).clip(max=len(rows) - 1)
+    found: Floats = seconds[at]
+    return found

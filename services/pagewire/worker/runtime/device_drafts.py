@@ -7,7 +7,12 @@ from torch import Tensor
 from pagewire.limits import INT32_MAX
 from pagewire.packing import Int32Array
 from pagewire.worker.model.kv_cache import lazy_zeros
-from pagewire.worker.ops.contract.drafts import MAX_PREDICTED, OUT_OF_STEP, TokenHistory
+from pagewire.worker.ops.contract.drafts import (
+    MAX_PREDICTED,
+    OUT_OF_STEP,
+    SURE_MATCH,
+    TokenHistory,
+)
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.step import Start
 from pagewire.worker.runtime.upload import upload
@@ -17,7 +22,10 @@ ALIGNMENT = 16
 
 
 def token_history(limits: Limits, device: torch.device) -> TokenHistory:
-    """Histories without tokens of all slots, the padding slot included."""
+    """Histories without tokens of all slots, the padding slot included.
+
+    A draft model is right more often than the token that followed the last token before.
+    """
     slots = limits.num_slots + 1
     # The last token of the longest sequence is drawn behind its last position.
     length = limits.max_model_len + 1
@@ -33,6 +41,7 @@ def token_history(limits: Limits, device: torch.device) -> TokenHistory:
         guessed=zeros(),
         drafters=zeros(),
         predictions=zeros(4),
+        min_match=SURE_MATCH if limits.draft_model else 1,
     )
 
 

@@ -73,14 +73,14 @@ def load_draft_model(
     target: Decoder,
     max_model_len: int,
 ) -> Decoder | EagleHead | None:
-    """The model of the result of `read_draft_model`, on the CPU and in the type of `target`."""
+    """The model of the result of `read_draft_model`, on the device and in the type of `target`."""
     if found is None:
         return None
     folder, model = found
     dummy, dtype = config.load_format == "dummy", target.weights.embedding.dtype
     if isinstance(model, EagleConfig):
         return load_eagle_head(None if dummy else folder, model, target, max_model_len, config.seed)
-    device = torch.device("cpu")
+    device = target.weights.embedding.device
     if dummy:
         weights = served_weights(model, dummy_weights(model, dtype, device, config.seed))
     else:

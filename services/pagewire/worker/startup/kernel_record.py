@@ -67,6 +67,7 @@ def _path(config: WorkerConfig) -> Path | None:
             config.batch_invariant,
             config.speculate,
             (resolve_model(config.model) / "config.json").read_bytes(),
+            b"" if config.draft_model is None else _draft_model(config.draft_model),
         )
         digest = sha256(repr(depends_on).encode())
         for source in (Path(limits.__file__), *sorted(Path(__file__).parents[1].rglob("*.py"))):
@@ -74,6 +75,10 @@ def _path(config: WorkerConfig) -> Path | None:
     except OSError:
         return None  # a model that cannot be read is reported when it is loaded
     return cache_folder() / f"pagewire-{digest.hexdigest()}"
+
+
+def _draft_model(name: str) -> bytes:
+    return (resolve_model(name) / "config.json").read_bytes()
 
 
 def _version(package: str) -> str:

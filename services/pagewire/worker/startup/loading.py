@@ -16,6 +16,7 @@ from pagewire.worker.errors import SetupError
 from pagewire.worker.model.checkpoint import load_weights
 from pagewire.worker.model.config import ModelConfig, read_model_config
 from pagewire.worker.model.decoder import Decoder
+from pagewire.worker.model.eagle.config import EagleConfig
 from pagewire.worker.model.eagle.head import EagleHead
 from pagewire.worker.model.kv_cache import (
     block_bytes,
@@ -114,6 +115,10 @@ def _load(
     phases.end("device")
     check_speculation(config, device, kernels, pooling is not None)
     draft_model = read_draft_model(config, model, trial.max_model_len)
+    guessing: ModelConfig | None = None
+    if kernels == "triton" and draft_model is not None:
+        guessing = served_by_kernels(config, draft_model[1], device, trial.max_model_len)
+        draft_model = draft_model[0], guessing
     graphs = device.type != "cpu" and kernels == "triton" and pooling is None
     if config.tune_experts and (not graphs or model.experts is None or dtype.itemsize != 2):
         raise SetupError(
@@ -150,7 +155,16 @@ def _load(
         record = KernelRecord(config)
         if not record.exists():
             pool = pool or CompilePool()
-            collect_kernels(model, ops, tables, trial, dtype, launch_before_graphs, pool.submit)
+            collect_kernels(
+                model,
+                ops,
+                tables,
+                trial,
+                dtype,
+                launch_before_graphs,
+                pool.submit,
+                guessing,
+            )
             phases.end("collecting kernels")
     pooled_head = PoolingHead(pooling, model, device)
     if config.load_format == "dummy":
@@ -161,6 +175,8 @@ def _load(
     weights, head = pooled_head.take(arranged_weights(weights, ops))
     decoder = Decoder(model, weights, ops, tables)
     draft = load_draft_model(config, draft_model, decoder, trial.max_model_len)
+    # `check_speculation` has refused EAGLE heads on a GPU.
+    captured_draft = None if isinstance(draft, EagleHead) else draft
     phases.end("weights")
     compiled: list[CompileResult] = []
     if graphs:
@@ -171,6 +187,8 @@ def _load(
             check_invariance(model, weights, config.block_size, dtype)
             phases.end("comparing bits")
         choose_gemms(decoder, trial, config.batch_invariant)
+        if captured_draft is not None:
+            choose_gemms(captured_draft, trial, config.batch_invariant)
         phases.end("choosing GEMM algorithms")
         if pool is not None:
             compiled = pool.finish()
@@ -183,7 +201,7 @@ def _load(
     limits = _limits(config, decoder, draft, trial, dtype)
     phases.end("measuring memory")
     if graphs:
-        report_compilations(compiled, load_kernels(decoder, limits, dtype))
+        report_compilations(compiled, load_kernels(decoder, limits, dtype, captured_draft))
         record.write()
         phases.end("loading kernels")
     backend: EagerBackend
@@ -191,7 +209,7 @@ def _load(
         if pooling is not None:
             backend = PoolingBackend(decoder, limits, dtype, pooling, head)
         elif graphs:
-            backend = GraphBackend(decoder, limits, dtype)
+            backend = GraphBackend(decoder, limits, dtype, captured_draft)
         else:
             backend = EagerBackend(decoder, limits, dtype, draft)
     except (MemoryError, torch.OutOfMemoryError) as error:
@@ -301,9 +319,10 @@ def check_speculation(
     name = f"--speculate {config.speculate}"
     if drafts and config.draft_model is None:
         raise SetupError(f"{name} needs the model that guesses: add --draft-model")
-    if drafts and device.type != "cpu":
+    if config.speculate == "eagle" and device.type != "cpu":
         raise SetupError(
-            f"{name} on {device}: models that guess run on CPUs; use --speculate suffix on a GPU"
+            f"{name} on {device}: EAGLE heads guess on CPUs; use --speculate draft or suffix on a "
+            "GPU"
         )
     if drafts and config.forced_texts is not None:
         raise SetupError(
@@ -318,6 +337,21 @@ def check_speculation(
         )
     if config.block_size < 2:
         raise SetupError(f"{name} needs blocks of 2 tokens or more (--block-size)")
+
+
+def served_by_kernels(
+    config: WorkerConfig, model: ModelConfig | EagleConfig, device: torch.device, longest: int
+) -> ModelConfig:
+    """A draft model with heads for the Triton kernels; SetupError if they cannot serve it."""
+    assert isinstance(model, ModelConfig)  # `check_speculation` has refused EAGLE heads
+    try:
+        check_fp8(model, device)
+        model = model.with_heads_for_kernels()
+        if config.batch_invariant:
+            check_one_answer(model, None, "triton", device, longest)
+        return model
+    except SetupError as error:
+        raise SetupError(f"--draft-model {config.draft_model}: {error}") from error
 
 
 def check_forced_texts(config: WorkerConfig) -> None:
@@ -371,6 +405,7 @@ def _trial_limits(config: WorkerConfig, model: ModelConfig, device: torch.device
         host_blocks=1 if config.host_memory_gb else 0,
         max_drafts=most_drafts(config, device),
         drafts_on_device=config.speculate != "none" and device.type != "cpu",
+        draft_model=config.speculate in WITH_MODEL,
         max_model_len=longest_sequence(model.max_position_embeddings, config.max_model_len),
         max_num_batched_tokens=batched,
     )
@@ -391,6 +426,7 @@ def _limits(
     size = block_bytes(decoder.config, config.block_size, dtype)
     if draft is not None:
         size += block_bytes(draft.config, config.block_size, dtype)
+    if draft is not None and device.type == "cpu":  # a graph backend times its passes itself
         cost = draft_cost(decoder, draft, trial, dtype)
         log.info(
             "a guess of the draft model takes %.0f %% of the time of a step",

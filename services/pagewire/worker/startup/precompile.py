@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pagewire.worker.model.config import ModelConfig
 from pagewire.worker.model.decoder import Decoder
+from pagewire.worker.model.rotary_table import rope_tables
 from pagewire.worker.model.served_weights import served_weights
 from pagewire.worker.model.weights import empty_weights
 from pagewire.worker.ops import Ops
@@ -33,34 +34,49 @@ def collect_kernels(
     dtype: torch.dtype,
     before_graphs: Callable[[Decoder], None],
     submit: Callable[[CompileJob], None],
+    draft: ModelConfig | None = None,
 ) -> None:
     """Passes every kernel variant that `before_graphs` and a graph backend need to `submit`.
 
     It compiles nothing and needs no checkpoint: it uses weights with undefined values. No Triton
     kernel runs, so token ids and slots stay 0, and torch's own kernels read valid addresses.
+    `draft` is a draft model.
     """
-    kept = model.sample_layers()
-    model = model.with_layers(kept)
-    weights = served_weights(model, empty_weights(model, dtype, tables[0].device))
-    weights = arranged_weights(weights, ops)
-    decoder = Decoder(model, weights, ops, tuple(tables[layer] for layer in kept))
+    device = tables[0].device
+    decoder, drafting = _empty_decoder(model, ops, tables, dtype), None
+    if draft is not None:
+        drafting_tables = rope_tables(draft, limits.max_model_len, device)
+        drafting = _empty_decoder(draft, ops, drafting_tables, dtype)
     with collecting_kernels(submit):
         before_graphs(decoder)
-        _dummy_run(decoder, limits, dtype)
-    del decoder, weights
+        _dummy_run(decoder, limits, dtype, drafting)
+    del decoder, drafting
     torch.cuda.empty_cache()
 
 
-def load_kernels(decoder: Decoder, limits: Limits, dtype: torch.dtype) -> list[str]:
+def _empty_decoder(
+    model: ModelConfig, ops: Ops, tables: tuple[Tensor, ...], dtype: torch.dtype
+) -> Decoder:
+    """One layer of each kind of a model, with undefined values."""
+    kept = model.sample_layers()
+    model = model.with_layers(kept)
+    weights = served_weights(model, empty_weights(model, dtype, tables[0].device))
+    return Decoder(model, arranged_weights(weights, ops), ops, tuple(tables[i] for i in kept))
+
+
+def load_kernels(
+    decoder: Decoder, limits: Limits, dtype: torch.dtype, draft: Decoder | None = None
+) -> list[str]:
     """Loads every kernel variant of a graph backend; returns the names of those it compiled."""
+    drafting = None if draft is None else draft.with_sample_layers()
     with recording_compilations() as names:
-        _dummy_run(decoder.with_sample_layers(), limits, dtype)
+        _dummy_run(decoder.with_sample_layers(), limits, dtype, drafting)
     return names
 
 
-def _dummy_run(decoder: Decoder, limits: Limits, dtype: torch.dtype) -> None:
+def _dummy_run(decoder: Decoder, limits: Limits, dtype: torch.dtype, draft: Decoder | None) -> None:
     small = replace(limits, num_blocks=1, host_blocks=min(1, limits.host_blocks))
-    GraphBackend(decoder, small, dtype).dummy_run()
+    GraphBackend(decoder, small, dtype, draft).dummy_run()
 
 
 def report_compilations(compiled: list[CompileResult], late: list[str]) -> None:

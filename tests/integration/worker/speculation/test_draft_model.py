@@ -1,5 +1,6 @@
 """A draft model or an EAGLE head changes how many steps an answer takes, and nothing else of it."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ from pagewire.config import WorkerConfig
 from pagewire.models import resolve_model
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.errors import SetupError
+from pagewire.worker.model.config import read_model_config
 from pagewire.worker.model.kv_cache import KVCache
 from pagewire.worker.protocol.steps.device_plan import BlockCopies, DevicePlan
 from pagewire.worker.protocol.steps.step import StepHostCopies
 from pagewire.worker.runtime.eager import EagerBackend
-from pagewire.worker.startup.loading import check_speculation, load_worker
+from pagewire.worker.startup.loading import check_speculation, load_worker, served_by_kernels
 from support.drafted_sequences import check_resumption, check_same, repetitive, sampling, sequences
 from support.eagle_heads import save_head
 from support.models.constrained_sequences import constrained
@@ -308,8 +310,21 @@ def test_a_family_that_is_not_served_is_refused_with_the_settings_name(tmp_path:
         load_worker(WorkerConfig(model=str(FOLDER), **settings))
 
 
-@pytest.mark.parametrize("speculate", ["draft", "eagle"])
-def test_a_gpu_is_refused_by_name(speculate: Any) -> None:
-    config = WorkerConfig(model=str(FOLDER), speculate=speculate, draft_model="x")
-    with pytest.raises(SetupError, match="models that guess run on CPUs; use --speculate suf"):
-        check_speculation(config, torch.device("cuda", 0), "triton", pools=False)
+def test_a_head_on_a_gpu_is_refused_by_name() -> None:
+    config = WorkerConfig(model=str(FOLDER), speculate="eagle", draft_model="x")
+    gpu = torch.device("cuda", 0)
+    with pytest.raises(SetupError, match="EAGLE heads guess on CPUs; use --speculate draft or suf"):
+        check_speculation(config, gpu, "triton", pools=False)
+    check_speculation(replace(config, speculate="draft"), gpu, "triton", pools=False)
+
+
+def test_a_draft_model_that_the_kernels_do_not_serve_is_refused_by_name(tmp_path: Path) -> None:
+    gpu = torch.device("meta")
+    save_model(tmp_path, "mistral-window")
+    model = read_model_config(tmp_path)
+    config = WorkerConfig(model=str(FOLDER), speculate="draft", draft_model="x")
+    assert served_by_kernels(config, model, gpu, longest=512).served_head_dim == 32
+    with pytest.raises(SetupError, match=r"--draft-model x: --batch-invariant .* a sliding window"):
+        served_by_kernels(replace(config, batch_invariant=True), model, gpu, longest=512)
+    with pytest.raises(SetupError, match=r"--draft-model x: config\.json: head_dim is 512"):
+        served_by_kernels(config, replace(model, head_dim=512), gpu, longest=512)

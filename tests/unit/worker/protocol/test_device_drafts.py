@@ -1,9 +1,13 @@
 """The books of slots whose device drafts, while steps run ahead of results."""
 
+from dataclasses import replace
+
 import numpy as np
 
+from pagewire.packing import Int32Array
 from pagewire.worker.protocol.speculation.row_choice import RowCosts
 from pagewire.worker.protocol.speculation.sequence_drafts import FROM_DEVICE
+from pagewire.worker.protocol.steps.device_drafts import UNTRIED_STEPS
 from pagewire.worker.protocol.steps.device_plan import NO_DRAFT, DevicePlan
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.slots import PlannedStep, Slots
@@ -47,7 +51,15 @@ class Worker:
         }
         return self.slots.plan(Step(self.number, **(defaults | fields)))  # type: ignore[arg-type]
 
-    def start(self, slot: int, known: int, blocks: int, more: int = 20, **sampling: object) -> None:
+    def start(
+        self,
+        slot: int,
+        known: int,
+        blocks: int,
+        more: int = 20,
+        prediction: Int32Array = NONE,
+        **sampling: object,
+    ) -> None:
         """Starts and prefills a sequence; its first token is answered."""
         start = Start(
             slot=slot,
@@ -57,6 +69,7 @@ class Worker:
             blocks=np.arange(1 + 8 * slot, 1 + 8 * slot + blocks, dtype=np.int32),
             sampling=StepSampling(**sampling),  # type: ignore[arg-type]
             max_new_tokens=more,
+            prediction=prediction,
         )
         planned = self.step(
             starts=(start,), prefill_slots=array(slot), prefill_counts=array(known),
@@ -190,6 +203,34 @@ def test_drafts_that_are_wrong_end_and_come_back_once_they_would_be_right() -> N
         else:
             worker.answer(plan, [1 + plan.num_drafts])
     assert drafts[-1] == 3
+
+
+def test_a_draft_model_that_does_not_pay_is_tried_now_and_then() -> None:
+    """Without its drafts nothing tells whether they would be right."""
+    worker = Worker()
+    worker.slots = Slots(LIMITS, None, replace(COSTS, passes=np.ones(5)))
+    worker.start(0, known=4, blocks=8, more=60)
+    drafts = []
+    for _ in range(UNTRIED_STEPS + 3):
+        plan = worker.step(decode_slots=array(0)).plan
+        drafts.append(plan.num_drafts)
+        if plan.drafts is None:
+            worker.slots.take(plan, np.zeros(1, np.int32), None, np.array([True]))
+        else:
+            worker.answer(plan, [1])
+    assert [at for at, count in enumerate(drafts) if count] == [UNTRIED_STEPS - 1]
+    assert max(drafts) == 1
+
+
+def test_a_prediction_is_right_more_likely_before_the_first_results() -> None:
+    rows = RowCosts(COSTS.rows, 1 + 0.3 * COSTS.rows.astype(float), 0.0)
+    drafts = []
+    for prediction in (NONE, array(1, 2, 3, 4)):
+        worker = Worker()
+        worker.slots = Slots(LIMITS, None, rows)
+        worker.start(0, known=4, blocks=8, prediction=prediction)
+        drafts.append(worker.step(decode_slots=array(0)).plan.num_drafts)
+    assert drafts[0] < drafts[1]
 
 
 def test_a_slot_that_is_taken_again_forgets_the_sequence_before() -> None:

@@ -24,8 +24,9 @@ SLOTS, PLACES, OFFSETS = range(3)
 TOKENS, COUNTS, DRAFTED, RIGHT, DRAFTERS = range(5)
 NUM_RESULTS = 5
 
-# What guesses were made from: the sequence's own tokens, or its prediction.
-SUFFIX, PREDICTION = range(2)
+# What guesses were made from: the sequence's own tokens, its prediction, or a draft model, which
+# guesses only where neither of the others does.
+SUFFIX, PREDICTION, MODEL = range(3)
 
 # Columns of `TokenHistory.predictions`.
 PREDICTED, REACHED, EDIT, RUN = range(4)
@@ -61,6 +62,8 @@ class TokenHistory:
         predictions: `[slots, 4]`: how many tokens the prediction has, 0 for none; the place in it
             of the next token of the output, or OUT_OF_STEP; the place at which the output left it
             last; and how many tokens before that of the next one were right without a gap.
+        min_match: how many of the last tokens must have come before. With fewer, nothing is
+            guessed from them.
     """
 
     tokens: Tensor
@@ -70,6 +73,7 @@ class TokenHistory:
     guessed: Tensor
     drafters: Tensor
     predictions: Tensor
+    min_match: int = 1
 
     def locate(self, slots: Tensor, places: Tensor, offsets: Tensor) -> LocatedRows:
         """Where rows are, as `begin_drafted` says; for steps that begin in another way.
@@ -146,8 +150,8 @@ class DraftOps(Protocol):
         the place of the edit. Of several it is the first one behind that place, or else the last.
 
         Otherwise the guesses are what followed the latest of the longest earlier occurrences of
-        the last tokens, of which LONGEST_MATCH are compared; there are none if the last token is
-        new. If fewer than `most` followed, they repeat.
+        the last tokens, of which LONGEST_MATCH are compared; there are none if fewer than
+        `history.min_match` are equal. If fewer than `most` followed, they repeat.
 
         Args:
             tokens: `[rows]` int32, as drawn.

@@ -101,7 +101,7 @@ def _guess_from_tokens(history: TokenHistory, slot: int) -> None:
     most, length = history.guesses.shape[1], len(known)
     history.guessed[slot], history.drafters[slot] = 0, SUFFIX
     matched = _matched(known[:-1], known)
-    if length < 2 or matched.max() == 0:
+    if length < 2 or matched.max() < history.min_match:
         return
     begin = int((matched == matched.max()).nonzero().max()) + 1
     followed = torch.arange(most, device=known.device) % (length - begin)

@@ -27,6 +27,9 @@ TRIED_BEFORE = 2.0
 RIGHT_BEFORE, PREDICTED_BEFORE = 0.5, 0.9
 # With more than `FEW_SEQUENCES`, a choice of drafts holds for so many further steps.
 STEPS_UNCHANGED = 8
+# A draft model guesses nothing in steps without drafts. After so many of them, one has a draft of
+# each sequence.
+UNTRIED_STEPS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ class _Result:
     drafted: Int32Array  # [sequences], rows of drafts
     # [sequences], whether the first guess was right; there is one even if no row checked it.
     right: NDArray[np.bool_]
+    judged: bool  # whether each sequence had a guess
 
 
 class DeviceDrafts:
@@ -47,6 +51,8 @@ class DeviceDrafts:
         n = limits.num_slots
         self._limits = limits
         self._choice = RowChoice(costs, limits.max_drafts)
+        self._model = costs.passes is not None
+        self._untried = 0  # steps since the last one with drafts
         self._ends = np.zeros(n, np.int32)  # the most tokens of each output
         self._longest = np.zeros(n, np.int32)  # the most tokens whose KV is computed
         # Drafts of steps in flight, any of which may turn out to be right.
@@ -98,8 +104,18 @@ class DeviceDrafts:
         most = np.minimum(left - 1, self._limits.max_drafts)
         most = np.where(self._independent[slots], np.maximum(most, 0), 0)
         lengths = np.minimum(self._lengths(slots, most, positions), most)
+        self._untried = 0 if lengths.any() else self._untried + 1
+        if self._model and self._untried >= UNTRIED_STEPS:
+            lengths, self._untried = self._trial(most), 0
         self._ahead[slots] += lengths
         return with_device_drafts(plan, lengths) if lengths.any() else plan
+
+    def _trial(self, most: Int32Array) -> Int32Array:
+        """A draft of each sequence, as far as rows are left."""
+        lengths = np.minimum(most, 1)
+        left = int(self._choice.most_rows) - len(most)
+        lengths[np.cumsum(lengths) > left] = 0
+        return lengths
 
     def _lengths(self, slots: Int32Array, most: Int32Array, positions: Int32Array) -> Int32Array:
         """The drafts of each of `slots [n]`, chosen again after some steps."""
@@ -109,7 +125,8 @@ class DeviceDrafts:
             return lengths
         rates = self._right[slots] / self._tried[slots]
         lengths = self._choice.lengths(rates, most, float(positions.mean()))
-        self._chosen = slots, lengths, 0 if len(slots) <= FEW_SEQUENCES else STEPS_UNCHANGED
+        few = len(slots) <= FEW_SEQUENCES and not self._model
+        self._chosen = slots, lengths, 0 if few else STEPS_UNCHANGED
         return lengths
 
     def take(
@@ -122,7 +139,10 @@ class DeviceDrafts:
         # Nothing is guessed before the first token.
         decoded = np.flatnonzero(firsts < plan.num_decodes)
         slots = plan.sample_slots[firsts[decoded]]
-        self._results.append(_Result(slots, more[decoded], drafted[decoded], right[decoded]))
+        judged = not self._model or bool(drafted.any())
+        self._results.append(
+            _Result(slots, more[decoded], drafted[decoded], right[decoded], judged)
+        )
 
     def settle(self) -> list[tuple[Int32Array, Int32Array]]:
         """Takes the results so far into account, on the thread that plans.
@@ -138,7 +158,8 @@ class DeviceDrafts:
             computed = drafted > 0
             tried = np.where(computed, np.minimum(more + 1, drafted), 1)
             right = np.where(computed, more, result.right)
-            self._tried[slots] = MEMORY * self._tried[slots] + tried
-            self._right[slots] = MEMORY * self._right[slots] + right
+            if result.judged:
+                self._tried[slots] = MEMORY * self._tried[slots] + tried
+                self._right[slots] = MEMORY * self._right[slots] + right
             settled.append((slots, more))
         return settled

@@ -30,6 +30,7 @@ class Limits:
     max_drafts: int = 0  # of a decode row; 0: no speculation
     # The time of a draft model's step, as a part of the time of one without drafts. None: no model.
     draft_cost: float | None = None
+    draft_model: bool = False  # whether a draft model or an EAGLE head makes drafts
     # In a benchmark, the only prompts that are taken, and their outputs; see forced_texts.py.
     forced: ForcedTexts | None = None
     # Whether the device makes the drafts and knows the positions, while steps run ahead of results.

@@ -6,6 +6,7 @@ there are graphs that end with the logits, see `masked_sampling.py` for what fol
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from pagewire.packing import Int32Array
 from pagewire.worker.measurement.piggyback import measure_piggyback
-from pagewire.worker.measurement.row_costs import measure_row_costs
+from pagewire.worker.measurement.row_costs import measure_passes, measure_row_costs
 from pagewire.worker.model.decoder import Batch, Decoder
 from pagewire.worker.ops.contract.drafts import NUM_RESULTS, OFFSETS, PLACES, TOKENS
 from pagewire.worker.ops.contract.step import (
@@ -38,6 +39,7 @@ from pagewire.worker.runtime.device_logprobs import (
     prompt_rows_at_once,
 )
 from pagewire.worker.runtime.eager import EagerBackend, EagerHandle
+from pagewire.worker.runtime.graphs.draft_passes import DraftPasses
 from pagewire.worker.runtime.graphs.drafts import DraftedHandle, offsets, outcome, places
 from pagewire.worker.runtime.graphs.masked_sampling import MaskedSampling
 from pagewire.worker.runtime.graphs.mixed import CapturedStep, MixedGraphs
@@ -59,8 +61,14 @@ class GraphBackend(EagerBackend):
 
     prefix_groups = True
 
-    def __init__(self, decoder: Decoder, limits: Limits, dtype: torch.dtype) -> None:
-        super().__init__(decoder, limits, dtype)
+    def __init__(
+        self,
+        decoder: Decoder,
+        limits: Limits,
+        dtype: torch.dtype,
+        draft_model: Decoder | None = None,
+    ) -> None:
+        super().__init__(decoder, limits, dtype, draft_model)
         if decoder.config.latent is not None:  # each row reads its own positions
             self.prefix_groups = False
         self._buckets = row_buckets(limits)
@@ -83,6 +91,12 @@ class GraphBackend(EagerBackend):
         self._logits = embedding.new_empty(most_rows, decoder.config.vocab_size)
         # Graphs that do not sample write the input of the head here.
         self._last_hidden = embedding.new_empty(most_rows, embedding.shape[1])
+        # The passes of a draft model, which run before decode steps.
+        self._passes: DraftPasses | None = None
+        if draft_model is not None and self.draft is not None:
+            self._passes = DraftPasses(
+                draft_model, self.draft.cache, self._slots, limits, self._buckets
+            )
         self._mixed = MixedGraphs(
             decoder,
             self._slots,
@@ -91,6 +105,7 @@ class GraphBackend(EagerBackend):
             self._buckets,
             self._logits,
             self._last_hidden,
+            self._passes,
         )
         self._masked = MaskedSampling(
             decoder.ops, self._slots, limits, self._decode_buckets, self._logits, self._last_hidden
@@ -105,7 +120,8 @@ class GraphBackend(EagerBackend):
         All inputs are 0. Slot 0 has no blocks yet, so KV goes to the scratch block.
         """
         with torch.inference_mode():
-            for run in (*self._mixed.runs(), *self._runs(), *self._masked.runs()):
+            passes = () if self._passes is None else self._passes.runs()
+            for run in (*self._mixed.runs(), *self._runs(), *self._masked.runs(), *passes):
                 run()
         if self._host is not None:
             scratch = np.zeros(1, np.int32)
@@ -117,6 +133,8 @@ class GraphBackend(EagerBackend):
         with torch.inference_mode():
             self._mixed.capture(self._capture)
             self._masked.capture(self._capture)
+            if self._passes is not None:
+                self._passes.capture(self._capture)
             for rows, filtered, shared in self._variants():
                 graph, tokens = self._capture(partial(self._decode, rows, filtered, shared))
                 inputs = self._rows(rows)
@@ -192,10 +210,14 @@ class GraphBackend(EagerBackend):
         captured = self._captured[rows, filtered, bool(groups)]
         if groups and self._shared is not None:
             self._shared.copy(groups, plan.decode_slots, rows)
-        writes = plan.writes
-        if plan.starts is not None or (writes is not None and len(writes.slots) > rows):
+        writes, fitting = plan.writes, rows
+        if self._passes is not None:
+            fitting = min(rows, self._passes.bucket(plan))
+        if plan.starts is not None or (writes is not None and len(writes.slots) > fitting):
             self._apply(plan)
             writes = None
+        if self._passes is not None:
+            self._passes.launch(plan, writes)
         self._staging.copy_to(captured.inputs, self._pack(plan, rows, writes))
         captured.graph.replay()
         return captured
@@ -278,13 +300,18 @@ class GraphBackend(EagerBackend):
 
     def _measure_rows(self) -> RowCosts:
         """The time that rows of decode steps take; all of them are padding."""
-        token_bytes = self.kv_cache_bytes / (self.limits.num_blocks * self.limits.block_size)
+        token_bytes = self._cache.nbytes / (self.limits.num_blocks * self.limits.block_size)
         steps = {
             rows: self._captured[rows, False, False].graph.replay for rows in self._decode_buckets
         }
         with torch.inference_mode():
             self._inputs.zero_()
-            return measure_row_costs(steps, self._cache.keys[0], token_bytes, self.seconds_of)
+            costs = measure_row_costs(steps, self._cache.keys[0], token_bytes, self.seconds_of)
+            if self._passes is None:
+                return costs
+            return replace(
+                costs, passes=measure_passes(self._passes.passes(), costs, self.seconds_of)
+            )
 
     def _pack(self, plan: DevicePlan, rows: int, writes: TableWrites | None) -> Int32Array:
         """The inputs `[NUM_INPUTS, rows]` of a plan, padded with rows of the padding slot."""

@@ -14,8 +14,8 @@ from pagewire.worker.protocol.steps.device_plan import DevicePlan
 from pagewire.worker.protocol.steps.draft_rows import first_rows, places_of
 from pagewire.worker.runtime.eager import EagerHandle
 
-# The drafters of worker.proto, indexed by SUFFIX and PREDICTION of `ops.contract.drafts`.
-DRAFTER = np.array([pb.DRAFTER_SUFFIX, pb.DRAFTER_PREDICTION], np.int32)
+# The drafters of worker.proto, indexed by SUFFIX, PREDICTION and MODEL of `ops.contract.drafts`.
+DRAFTER = np.array([pb.DRAFTER_SUFFIX, pb.DRAFTER_PREDICTION, pb.DRAFTER_DRAFT_MODEL], np.int32)
 
 
 @dataclass(frozen=True, slots=True)

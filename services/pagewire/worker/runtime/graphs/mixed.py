@@ -22,6 +22,7 @@ from pagewire.worker.model.kv_cache import KVCache
 from pagewire.worker.protocol.steps.device_plan import Chunks, DevicePlan
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.runtime.device_slots import DeviceSlots
+from pagewire.worker.runtime.graphs.draft_passes import DraftPasses
 from pagewire.worker.runtime.graphs.drafts import offsets
 from pagewire.worker.runtime.graphs.mixed_layout import (
     BodySize,
@@ -62,10 +63,12 @@ class MixedGraphs:
         row_buckets: list[int],
         logits: Tensor,
         hidden: Tensor,
+        passes: DraftPasses | None = None,
     ) -> None:
         """Heads write their logits to the first rows of `logits [rows, vocab]`.
 
         Those that do not sample write their input to the first rows of `hidden [rows, hidden]`.
+        Bodies write the KV of a draft model that has `passes`, too.
         """
         weights, config = decoder.weights, decoder.config
         self._decoder = decoder
@@ -76,6 +79,7 @@ class MixedGraphs:
         self._row_buckets = row_buckets
         self._logits = logits
         self._last_hidden = hidden
+        self._passes = passes
         longest = max(body_length(size) for size in self._sizes)
         rows = row_buckets[-1]
         device = weights.embedding.device
@@ -138,6 +142,8 @@ class MixedGraphs:
         batch = body_batch(inputs, size, state.last_tokens)
         residual = self.residual[: size.tokens]
         torch.index_select(self._decoder.weights.embedding, 0, batch.token_ids, out=residual)
+        if self._passes is not None:
+            self._passes.write(batch)
         queries = self.queries[: size.tokens]
         return self._decoder.body(residual, batch, self._cache, state.block_tables, out=queries)
 

@@ -1,5 +1,7 @@
 """How many rows a step has, and whose drafts they are."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -31,7 +33,7 @@ def test_no_choice_is_made_where_no_rate_is_high_enough(sequences: int) -> None:
     for _ in range(300):
         rates = generator.random(sequences) ** 4
         most = generator.integers(0, 8, sequences).astype(np.int32)
-        want = choice._chosen(rates, most, 500.0)
+        want, _ = choice._chosen(rates, most, 500.0)
         assert choice.lengths(rates, most, 500.0).tolist() == want.tolist()
         drafted += want.any()
     assert 0 < drafted < 300
@@ -41,6 +43,23 @@ def test_no_choice_is_made_where_no_rate_is_high_enough(sequences: int) -> None:
 def test_where_a_step_takes_as_long_as_its_rows_none_is_made() -> None:
     assert lengths(costs(0, 1), [0.99]) == [0]
     assert lengths(costs(0, 1), [0.99] * 40) == [0] * 40
+
+
+def test_a_draft_model_makes_as_many_drafts_as_pay_for_its_passes() -> None:
+    def with_passes(seconds: float, rates: list[float]) -> list[int]:
+        found = costs(1, 0)
+        passes = np.full(len(ROWS), seconds)
+        return lengths(replace(found, passes=passes), rates)
+
+    assert with_passes(0, [0.9]) == [7]
+    assert with_passes(0.05, [0.9] * 3) == [7] * 3
+    assert with_passes(0.2, [0.9] * 8) == [5] * 8
+    assert with_passes(0.2, [0.5]) == [2]
+    assert with_passes(0.2, [0.1]) == [0]
+    assert with_passes(1, [0.5]) == [0], "it takes as long as the model"
+    # All sequences wait for the passes of one.
+    assert with_passes(0.4, [0.9])[0] > 0
+    assert with_passes(0.4, [0.9, 0.0, 0.0, 0.0]) == [0, 0, 0, 0]
 
 
 def test_wrong_drafts_are_not_made_where_rows_cost() -> None:

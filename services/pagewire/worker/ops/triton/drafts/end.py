@@ -69,6 +69,7 @@ def end_drafted(
         HIDDEN=hidden.shape[1],
         BLOCK=next_power_of_2(hidden.shape[1]),
         TILE=TILE,
+        MIN_MATCH=history.min_match,
         ADJUSTED=adjustments is not None,
         num_warps=WARPS,
     )
@@ -104,6 +105,7 @@ def _end_kernel(
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
+    MIN_MATCH: tl.constexpr,
     ADJUSTED: tl.constexpr,
 ):
     """Keep the tokens of a sequence, and guess its next ones.
@@ -177,8 +179,9 @@ def _end_kernel(
             )  # fmt: skip
         if drafter == _SUFFIX:
             _guess_from_tokens(
-                history, length, guesses_ptr + slot * MOST, guessed_ptr + slot, MOST, LANES, TILE
-            )
+                history, length, guesses_ptr + slot * MOST, guessed_ptr + slot, MOST, LANES, TILE,
+                MIN_MATCH,
+            )  # fmt: skip
         tl.store(drafters_ptr + slot, drafter)
 
 
@@ -284,6 +287,7 @@ def _guess_from_tokens(
     MOST: tl.constexpr,
     LANES: tl.constexpr,
     TILE: tl.constexpr,
+    MIN_MATCH: tl.constexpr,
 ):
     """Write what followed the latest of the longest earlier occurrences of the last tokens."""
     newest, second, third = _last_three(history, length)
@@ -298,7 +302,7 @@ def _guess_from_tokens(
     begin = tl.max(tl.where(longest == best, begins, 0))
     lane = tl.arange(0, LANES)
     followed = begin + lane % tl.maximum(length - begin, 1)
-    found = best > 0
+    found = best >= MIN_MATCH
     guess = tl.load(history + followed, mask=found & (lane < MOST), other=0)
     tl.store(guesses + lane, guess, mask=found & (lane < MOST))
     tl.store(guessed, tl.where(found, MOST, 0))

@@ -1,0 +1,174 @@
+"""A draft model on the graph backend: its code on a CPU, with torch's operations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pagewire.models import resolve_model
+from pagewire.v1 import worker_pb2 as pb
+from pagewire.worker.protocol.steps.step import StepHostCopies
+from pagewire.worker.runtime.graphs.backend import GraphBackend
+from support.device_drafts import drafting
+from support.drafted_sequences import check_resumption, check_same, repetitive, sampling, sequences
+from support.models.step_driver import LocalWorker, Sequence, StepDriver, local_worker
+from support.models.tiny_models import save_model
+from support.shortened_model import save_shortened
+
+FOLDER = resolve_model("embedded")
+LENGTH = 44
+MODEL = pb.DRAFTER_DRAFT_MODEL
+WAYS = [
+    pb.SlotSampling(top_p=1),
+    pb.SlotSampling(top_p=1, temperature=1, seed=5),
+    pb.SlotSampling(top_p=0.8, temperature=0.9, seed=6),
+]
+
+
+@pytest.fixture(scope="module", params=["itself", "first layers", "another"])
+def draft(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Draft models of the embedded one: right always, often and nearly never."""
+    folder = tmp_path_factory.mktemp("draft")
+    if request.param == "itself":
+        return FOLDER
+    if request.param == "first layers":
+        return save_shortened(FOLDER, folder, layers=3)
+    save_model(folder, "qwen3", vocab_size=4096, max_position_embeddings=4096)
+    return folder
+
+
+def drafted(monkeypatch: pytest.MonkeyPatch, draft: Path, **settings: Any) -> Any:
+    """A worker whose graphs draft with a model, as often as they can."""
+    defaults = {"num_blocks": 512, "max_model_len": 512, "worker_max_num_batched_tokens": 128}
+    given = {"speculate": "draft", "draft_model": str(draft)}
+    return local_worker(FOLDER, drafting(monkeypatch), **defaults | given | settings)
+
+
+def prompt(number: int) -> list[int]:
+    """A prompt in which nothing comes again."""
+    return [40 + (number * 97 + i * 7) % 900 for i in range(20 + number)]
+
+
+async def without_drafts(ran: list[Sequence], **cut: int) -> list[Sequence]:
+    async with local_worker(FOLDER, num_blocks=512, max_model_len=512) as plain:
+        await StepDriver(plain.stream(), plain.limits).run(ran, **cut)
+    return ran
+
+
+@pytest.mark.parametrize("cut", [{"run_ahead": 2}, {"run_ahead": 3, "chunk": 16}])
+async def test_tokens_are_those_of_steps_without_drafts(
+    monkeypatch: pytest.MonkeyPatch, draft: Path, cut: dict[str, int]
+) -> None:
+    def asked() -> list[Sequence]:
+        more = [Sequence(prompt(i), LENGTH - i, sampling=way) for i, way in enumerate(WAYS)]
+        return [*sequences(LENGTH), *more]
+
+    want = await without_drafts(asked(), **cut)
+    got = asked()
+    got[-1].prediction = want[-1].output
+    async with drafted(monkeypatch, draft) as worker:
+        driver = StepDriver(worker.stream(), worker.limits)
+        await driver.run(got, **cut)
+        assert worker.fatal == []
+    check_same(got, want)
+    assert driver.drafts[MODEL] > 50
+    assert driver.accepted[pb.DRAFTER_SUFFIX] > 20
+    assert driver.accepted[pb.DRAFTER_PREDICTION] > 20
+
+
+@pytest.mark.parametrize("way", WAYS, ids=["greedy", "sampled", "filtered"])
+async def test_the_model_itself_is_right_nearly_always(
+    monkeypatch: pytest.MonkeyPatch, way: pb.SlotSampling
+) -> None:
+    """With a temperature, too, because guesses are drawn with the noise of their tokens."""
+    (want,) = await without_drafts([Sequence(prompt(1), LENGTH, sampling=way)])
+    async with drafted(monkeypatch, FOLDER) as worker:
+        driver = StepDriver(worker.stream(), worker.limits)
+        assert await driver.run([Sequence(prompt(1), LENGTH, sampling=way)]) == [want.output]
+        assert driver.drafts[MODEL] > LENGTH / 2
+        assert driver.accepted[MODEL] >= 0.95 * driver.drafts[MODEL]
+        assert driver.number < LENGTH / 2
+        # Counted by the worker, too.
+        counted = worker.engine.metrics.drafts.value("draft_model", "accepted")
+        assert counted == driver.accepted[MODEL]
+
+
+async def test_after_each_step_the_draft_model_has_the_kv_of_all_tokens(
+    monkeypatch: pytest.MonkeyPatch, draft: Path
+) -> None:
+    """Also of those that another drafter guessed, of steps with prompts, and of the last ones."""
+    ways = [*WAYS, sampling(temperature=0.7, seed=1)]
+    told = await without_drafts([Sequence(prompt(9), LENGTH, sampling=WAYS[1])])
+    ran = [Sequence(prompt(i), LENGTH - i, sampling=way) for i, way in enumerate(ways)]
+    ran.append(Sequence(prompt(9), LENGTH, sampling=WAYS[1], prediction=told[0].output))
+    ran.append(Sequence(repetitive(3), LENGTH, sampling=sampling()))
+    penalized = sampling(presence_penalty=0.3)  # it has no drafts
+    ran.append(Sequence(prompt(11), LENGTH, sampling=penalized))
+    async with drafted(monkeypatch, draft) as worker:
+        driver = StepDriver(worker.stream(), worker.limits)
+        await driver.run(ran, run_ahead=3, chunk=16)
+        for drafter in (MODEL, pb.DRAFTER_PREDICTION, pb.DRAFTER_SUFFIX):
+            assert driver.drafts[drafter] > 0
+        written = [_kv(worker, sequence) for sequence in ran]
+        # The same tokens as prompts.
+        again = [Sequence(s.tokens + s.output[:-1], 1) for s in ran]
+        await driver.run(again)
+        for kv, sequence in zip(written, again, strict=True):
+            torch.testing.assert_close(kv, _kv(worker, sequence), atol=1e-3, rtol=1e-3)
+            assert kv.abs().amax((0, 1, 3)).min() > 0, "that of some token is missing"
+        assert worker.fatal == []
+
+
+def _kv(worker: LocalWorker, sequence: Sequence) -> torch.Tensor:
+    """The draft model's KV `[2 * layers, heads, tokens, head_dim]` of all tokens but the last."""
+    backend = worker.loaded.backend
+    assert isinstance(backend, GraphBackend)
+    assert backend.draft is not None
+    count = len(sequence.tokens) + len(sequence.output) - 1
+    kv = backend.draft.cache.storage[:, sequence.blocks]  # [parts, blocks, heads, block, dim]
+    return kv.transpose(1, 2).flatten(2, 3)[:, :, :count].clone()
+
+
+async def test_a_sequence_goes_on_where_it_was_preempted(
+    monkeypatch: pytest.MonkeyPatch, draft: Path
+) -> None:
+    async with drafted(monkeypatch, draft) as worker:
+        await check_resumption(worker, LENGTH, (1, 30), run_ahead=3)
+        assert worker.fatal == []
+
+
+async def test_a_nan_in_the_draft_models_kv_costs_drafts_and_no_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (want,) = await without_drafts([Sequence(prompt(1), LENGTH)])
+    async with drafted(monkeypatch, FOLDER) as worker:
+        backend = worker.loaded.backend
+        with torch.inference_mode():
+            backend.draft.cache.storage[:, 1:] = torch.nan
+        driver = StepDriver(worker.stream(), worker.limits)
+        assert await driver.run([Sequence(prompt(1), LENGTH)]) == [want.output]
+        assert driver.drafts[MODEL] > 0
+
+
+async def test_saved_blocks_and_scrubbed_ones_are_of_both_models(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with drafted(monkeypatch, FOLDER, host_memory_gb=0.01) as worker:
+        backend = worker.loaded.backend
+        storages = [backend._cache.storage, backend.draft.cache.storage]
+        one, none = np.array([3], np.int32), np.empty(0, np.int32)
+        with torch.inference_mode():
+            for storage in storages:
+                storage[:, 3] = 0.5
+        backend.copy(StepHostCopies(one, one, none, none))
+        backend.copy(StepHostCopies(none, none, one, one + 4))
+        for storage in storages:
+            assert (storage[:, 7] == 0.5).all()
+            with torch.inference_mode():
+                storage[:, 7] = torch.nan
+        backend.scrub(one + 4)
+        assert all(storage[:, 7].isfinite().all() for storage in storages)
