@@ -4,7 +4,8 @@
 
 Runs of both kinds are in turns, with steps sent four ahead. A first run of each warms up, so later
 ones find lexers that have learned. The ratio is of medians. `mask processes` is the CPU time that
-all of them take for a step. Ends with status 1 if an output is not allowed. DIR needs a config.json and a tokenizer only; the embedded model runs on a CPU.
+all of them take for a step. Ends with status 1 if an output is not allowed. DIR needs a config.json
+and a tokenizer only; the embedded model runs on a CPU.
 """
 
 import argparse
