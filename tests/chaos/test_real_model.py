@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from support.children import running
 from support.clients.load import Answer
-from support.processes.children import running
 from support.processes.fleet import Fleet, running_fleet
 from support.processes.fleet_checks import undisturbed
 from support.processes.real_model import (

@@ -8,8 +8,8 @@ from typing import Any
 
 from pagewire.bench.schemas import random_schema
 from pagewire.models import EMBEDDED_NAME
+from support.children import children_of
 from support.clients.load import Answer, Load, Question
-from support.processes.children import children_of
 from support.processes.fleet import Fleet
 from support.processes.fleet_checks import check_answers, report, until_idle
 

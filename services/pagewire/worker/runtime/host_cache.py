@@ -12,8 +12,7 @@ from pagewire.worker.errors import SetupError
 from pagewire.worker.model.kv_cache import KVCache
 from pagewire.worker.ops import Ops
 from pagewire.worker.protocol.steps.step import StepHostCopies
-from pagewire.worker.runtime.pinned import pin, unpin
-from pagewire.worker.runtime.upload import upload
+from pagewire.worker.runtime.upload import pin, unpin, upload
 
 
 class HostCache:

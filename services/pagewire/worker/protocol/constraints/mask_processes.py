@@ -119,14 +119,17 @@ class MaskProcesses:
             read.close()
 
     def ready(self) -> bool:
-        """Waits until the processes serve; False if they cannot, as a line of the log says."""
+        """Waits until the processes serve; False, with a line in the log, if they cannot."""
         assert self._process is not None
         assert self._process.stdout is not None
         served = self._process.stdout.readline() == b"ready\n"
         if served:
             Thread(target=self._watch, name="mask processes", daemon=True).start()
         else:
-            self._process.wait()
+            status = self._process.wait()
+            log.warning(
+                "the mask processes ended with status %d: structured output is refused", status
+            )
         return served
 
     def of_slot(self, slot: int) -> int:

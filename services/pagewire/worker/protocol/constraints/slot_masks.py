@@ -74,13 +74,16 @@ class SlotMasks:
 
     def wait(self, step: "StepMasks") -> None:
         """See `StepMasks.wait`."""
-        self._wait(step)
+        late = self._wait(step)
         failed = np.flatnonzero(self.memory.failed[step.slots] << 32 == step.firsts)
+        if len(late):
+            failed = np.setdiff1d(failed, late)
         for row in failed.tolist():
             message, name = self.memory.failure(int(step.slots[row]))
             step.failures.append(MaskFailure(int(step.rows[row]), message, False, name))
 
-    def _wait(self, step: "StepMasks") -> None:
+    def _wait(self, step: "StepMasks") -> NDArray[np.int64]:
+        """Returns the rows that it has given up."""
         deadline = time.monotonic() + MAX_WAIT
         late: NDArray[np.int64] = np.empty(0, np.int64)
 
@@ -100,6 +103,7 @@ class SlotMasks:
             self._give_up(step, late)
             rows = step.rows[late].tolist()
             step.failures += [MaskFailure(row, _TOO_SLOW, retryable=True) for row in rows]
+        return late
 
     def compiles(self, step: "StepMasks") -> bool:
         """See `StepMasks.compiles`."""

@@ -20,7 +20,7 @@ from pagewire.packing import Int32Array
 from pagewire.worker.protocol.constraints.mask_memory import MaskMemory
 from pagewire.worker.protocol.constraints.slot_masks import StepMasks
 from pagewire.worker.protocol.queue_thread import QueueThread
-from pagewire.worker.runtime.pinned import pin, unpin
+from pagewire.worker.runtime.upload import pin, unpin
 
 # CUstreamBatchMemOpParams of a CU_STREAM_MEM_OP_WAIT_VALUE_64; the flag is for "at least".
 _WAIT = np.dtype(

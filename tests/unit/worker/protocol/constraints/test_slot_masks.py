@@ -23,7 +23,7 @@ from pagewire.worker.protocol.constraints.mask_processes import MaskProcesses
 from pagewire.worker.protocol.constraints.mask_server import MaskServer, Start
 from pagewire.worker.protocol.constraints.masked_sequence import MaskedSequence
 from pagewire.worker.protocol.constraints.slot_masks import SlotMasks, StepMasks
-from support.processes.children import children_of, running
+from support.children import children_of, running
 
 FOLDER = resolve_model("embedded")
 EOS = eos_token_ids(FOLDER)
