@@ -85,7 +85,6 @@ class MaskMemory:
         self.failed: NDArray[np.int64] = arrays["failed"]  # [slots]
         self._message_sizes: NDArray[np.int32] = arrays["message_sizes"]  # [slots]
         self._messages: NDArray[np.uint8] = arrays["messages"]  # [slots, MESSAGE_BYTES]
-
         # Written by the worker: tokens in a ring, each with its slot and the generation of its
         # sequence; how many there were; and up to which of them each process has read.
         self.tokens: NDArray[np.int32] = arrays["tokens"]  # [places, 3]

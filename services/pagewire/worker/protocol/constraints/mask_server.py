@@ -110,7 +110,7 @@ class MaskServer:
         self._held: dict[int, _Held] = {}
         # The latest generation of a slot that was given up: its start, on the pipe, may come later.
         self._dropped: dict[int, int] = {}
-        self._mask = np.empty(memory.words, np.int32)  # a row of `memory` never shows half a mask
+        self._mask = np.empty(memory.words, np.int32)  # of a row, before it is published
 
     def serve(self, tokens: int) -> None:
         """Works until the worker closes the pipe. `tokens` is raised when there are tokens."""

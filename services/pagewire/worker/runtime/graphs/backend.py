@@ -23,9 +23,6 @@ from pagewire.worker.ops.contract.step import (
     NUM_INPUTS,
     POSITIONS,
     SLOTS,
-    WRITE_BLOCKS,
-    WRITE_COLUMNS,
-    WRITE_SLOTS,
 )
 from pagewire.worker.protocol.backend import Outcome
 from pagewire.worker.protocol.speculation.row_choice import RowCosts
@@ -44,7 +41,7 @@ from pagewire.worker.runtime.graphs.drafts import DraftedHandle, offsets, outcom
 from pagewire.worker.runtime.graphs.masked_sampling import MaskedSampling
 from pagewire.worker.runtime.graphs.mixed import CapturedStep, MixedGraphs
 from pagewire.worker.runtime.graphs.shared_prefixes import SharedPrefixes
-from pagewire.worker.runtime.graphs.staging import Staging
+from pagewire.worker.runtime.graphs.staging import Staging, pack_writes
 from pagewire.worker.runtime.timer import DeviceTimer
 
 # Rows of the largest step with drafts. Larger ones are bound by computing, not by reading weights,
@@ -325,12 +322,7 @@ class GraphBackend(EagerBackend):
         else:
             packed[PLACES, :decodes] = places(plan)
             packed[OFFSETS, :decodes] = offsets(plan)
-        packed[WRITE_SLOTS] = self.limits.padding_slot
-        if writes is not None:
-            count = len(writes.slots)
-            packed[WRITE_SLOTS, :count] = writes.slots
-            packed[WRITE_COLUMNS, :count] = writes.columns
-            packed[WRITE_BLOCKS, :count] = writes.blocks
+        pack_writes(packed, writes, self.limits.padding_slot)
         return packed
 
 

@@ -33,16 +33,13 @@ from pagewire.worker.ops.contract.drafts import (
 )
 from pagewire.worker.ops.contract.step import (
     NUM_INPUTS,
-    WRITE_BLOCKS,
-    WRITE_COLUMNS,
-    WRITE_SLOTS,
 )
 from pagewire.worker.protocol.steps.device_plan import DevicePlan, TableWrites
 from pagewire.worker.protocol.steps.draft_rows import first_rows
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.runtime.device_slots import DeviceSlots
 from pagewire.worker.runtime.graphs.drafts import offsets
-from pagewire.worker.runtime.graphs.staging import Staging
+from pagewire.worker.runtime.graphs.staging import Staging, pack_writes
 
 # The row after the inputs of `begin_drafted`: how many drafts each sequence has.
 DEPTHS = NUM_INPUTS
@@ -136,12 +133,7 @@ class DraftPasses:
         packed[SLOTS, count:] = self._padding_slot
         packed[OFFSETS, :count] = offsets(plan)[firsts]
         packed[DEPTHS, :count] = np.diff(firsts, append=plan.num_decodes) - 1
-        packed[WRITE_SLOTS] = self._padding_slot
-        if writes is not None:
-            count = len(writes.slots)
-            packed[WRITE_SLOTS, :count] = writes.slots
-            packed[WRITE_COLUMNS, :count] = writes.columns
-            packed[WRITE_BLOCKS, :count] = writes.blocks
+        pack_writes(packed, writes, self._padding_slot)
         return packed
 
     def _pass(self, rows: int, filtered: bool | None) -> Tensor:

@@ -1,9 +1,11 @@
-"""Pinned host memory for copies of step inputs to the device."""
+"""Inputs of steps on the host, and pinned memory for their copies to the device."""
 
 import torch
 from torch import Tensor
 
 from pagewire.packing import Int32Array
+from pagewire.worker.ops.contract.step import WRITE_BLOCKS, WRITE_COLUMNS, WRITE_SLOTS
+from pagewire.worker.protocol.steps.device_plan import TableWrites
 
 # Copies to the device that may be in flight. A step makes at most two, and few steps are in flight.
 STAGING_BUFFERS = 16
@@ -28,3 +30,13 @@ class Staging:
         buffer.numpy()[:] = fill.ravel()
         target.view(-1).copy_(buffer, non_blocking=True)
         self._copied[turn].record()
+
+
+def pack_writes(packed: Int32Array, writes: TableWrites | None, padding_slot: int) -> None:
+    """Fills the rows of `packed [inputs, rows]` for at most as many writes to block tables."""
+    packed[WRITE_SLOTS] = padding_slot
+    if writes is not None:
+        count = len(writes.slots)
+        packed[WRITE_SLOTS, :count] = writes.slots
+        packed[WRITE_COLUMNS, :count] = writes.columns
+        packed[WRITE_BLOCKS, :count] = writes.blocks
