@@ -73,11 +73,18 @@ def single(prompt: Prompt, _rng: random.Random) -> list[Request]:
     return [Request(prompt(128), 512)]
 
 
-WORKLOADS = {f.__name__: f for f in (mixed256, fixed512, prefill_heavy, shared_prefix, single)}
+def long_decode(prompt: Prompt, _rng: random.Random) -> list[Request]:
+    """16 requests of 8,192 tokens in and 512 out."""
+    return [Request(prompt(8192), 512) for _ in range(16)]
+
+
+USUAL = (mixed256, fixed512, prefill_heavy, shared_prefix, single)
+WORKLOADS = {f.__name__: f for f in (*USUAL, long_decode)}
 # The prompts and lengths that README's figures are of.
 SEEDS = {name: seed for seed, name in enumerate(WORKLOADS)}
 SHIFT = 7919  # of all ids from one round to the next
 LINES = (*WORKLOADS, *(f"http-{clients}" for clients in HTTP_REQUESTS))
+DEFAULT_LINES = [line for line in LINES if line != long_decode.__name__]
 
 
 def settings() -> dict[str, Setting]:
@@ -90,7 +97,7 @@ def settings() -> dict[str, Setting]:
 def main(
     values: dict[str, Any],
     *,
-    only: Annotated[str, typer.Option(help=f"Some of {', '.join(LINES)}.")] = ",".join(LINES),
+    only: Annotated[str, typer.Option(help=f"Some of {', '.join(LINES)}.")] = ",".join(DEFAULT_LINES),
     rounds: Annotated[int, typer.Option(min=1, help="How often each workload runs.")] = 2,
     output: Annotated[Path | None, typer.Option(help="File for the figures, JSON lines.")] = None,
 ) -> None:
