@@ -1,5 +1,7 @@
 """Fields that change how a prompt is rendered, tokenized and shown as text."""
 
+import threading
+
 import grpc
 import pytest
 
@@ -58,6 +60,30 @@ async def test_the_last_tokens_of_a_prompt_are_kept(
     tokens, _, finish = await collect(stack.stub.Generate(message))
     assert finish.usage.prompt_tokens == last
     assert tokens == expected(list(range(20 - last, 20)), max_tokens)
+
+
+@pytest.mark.parametrize(("words", "threaded"), [(20, False), (60, True)])
+async def test_a_text_of_a_kilobyte_is_tokenized_beside_the_event_loop(
+    start: StartStack, monkeypatch: pytest.MonkeyPatch, words: int, threaded: bool
+) -> None:
+    stack = await start(worker_info(vocab_size=TEXT_VOCAB))
+    text = "The quick brown fox " * words
+    tokenizer = stack.engine.tokenizer
+    ids = tokenizer.encode(text).tolist()
+    threads = []
+    encode = tokenizer.encode
+
+    def recorded(*args: object) -> object:
+        threads.append(threading.current_thread())
+        return encode(*args)
+
+    monkeypatch.setattr(tokenizer, "encode", recorded)
+    cut = {"truncate_prompt_tokens": 50, "stop": SHORT}
+    message = pb.GenerateRequest(prompt=text, **cut)
+    message.sampling.temperature = 0
+    tokens, _, _ = await collect(stack.stub.Generate(message))
+    assert tokens == expected(ids[-50:], 5, TEXT_VOCAB)
+    assert [thread is threading.main_thread() for thread in threads] == [not threaded]
 
 
 async def test_the_first_tokens_of_a_prompt_are_kept(start: StartStack) -> None:

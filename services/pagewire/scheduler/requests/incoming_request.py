@@ -1,7 +1,8 @@
 """Requests as they arrive: small ones are decoded, of large ones only the small fields.
 
-Decoding, rendering and tokenizing some kilobytes takes a few milliseconds at worst, which the event
-loop can bear. A helper process reads larger requests, and those that a chat template expands.
+Decoding, rendering and tokenizing some kilobytes takes a few milliseconds at worst. The event loop
+does that for short texts, a thread from a kilobyte on. A helper process reads larger requests, and
+those that a chat template expands.
 """
 
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ INLINE_TEMPLATE_BYTES = 1 << 10
 # A template may indent JSON of 32 levels: a value of two bytes becomes 130 bytes of text. The worst
 # tools of 239 values took 20 ms on an idle core.
 INLINE_TOOL_VALUES = 128
+# A thread costs the loop as much as 400 bytes of text.
+THREAD_TEXT_BYTES = 1 << 10
 # An id takes 30 ns.
 INLINE_IDS_BYTES = 64 << 10
 # Of all fields but the input, the tokens to resume from and the prediction.
@@ -53,6 +56,15 @@ class IncomingRequest:
     def of(cls, message: pb.GenerateRequest) -> "IncomingRequest":
         """A request that has been decoded as a whole."""
         return cls(message, bool(message.resume_token_ids), estimate_prompt(message))
+
+
+def takes_a_thread(message: pb.GenerateRequest) -> bool:
+    """Whether a request has so much text that the event loop should not tokenize it."""
+    kind: str | None = message.WhichOneof("input")
+    if kind in (None, "prompt_token_ids"):
+        return False
+    size = len(message.prompt) if kind == "prompt" else getattr(message, kind).ByteSize()
+    return bool(size >= THREAD_TEXT_BYTES)
 
 
 def read_request(data: bytes) -> IncomingRequest:

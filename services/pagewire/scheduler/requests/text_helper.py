@@ -1,12 +1,17 @@
-"""Helper processes that tokenize large requests, so that they do not block the event loop.
+"""Threads and helper processes that tokenize, so that the event loop is not blocked.
+
+A text of some kilobytes is tokenized in a thread: most of that needs no interpreter lock. A large
+one goes to a process, which can be stopped.
 
 A task is one byte for its kind, the limits with the size of the model's pooling, if it has one, the
 pooling, and a serialized message.
 """
 
+import asyncio
 import resource
 import struct
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,6 +41,8 @@ _COUNTS = struct.Struct("<QQ?")  # of the prompt, of those resumed from, whether
 _GENERATE, _TOKENIZE, _DETOKENIZE = b"G", b"T", b"D"
 # Address space of a helper process that renders templates of clients. Tokenizing uses a part of it.
 _MAX_TEMPLATE_MEMORY = 8 << 30
+# More wait for the interpreter's lock.
+_THREADS = 2
 # A larger task may take seconds.
 _LARGE_BYTES = 256 << 10
 
@@ -69,7 +76,7 @@ def bounds_of(config: SchedulerConfig) -> TextBounds:
 
 
 class TextHelpers:
-    """The processes that read large requests for a scheduler."""
+    """The threads and processes that tokenize for a scheduler."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._pool = HelperPool(
@@ -79,14 +86,25 @@ class TextHelpers:
             size=config.tokenizer_processes,
             timeout=config.parse_timeout,
         )
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenize")
 
     async def start(self) -> None:
         """Starts the first process, without waiting for it."""
         await self._pool.start()
 
     async def close(self) -> None:
-        """Ends the processes."""
+        """Ends the processes and threads."""
+        self._threads.shutdown(cancel_futures=True)
         await self._pool.close()
+
+    async def tokens_of(
+        self, message: pb.GenerateRequest, tokenizer: Tokenizer | TokenIdsOnly, limits: ModelLimits
+    ) -> RequestTokens:
+        """The token ids of a request, made in a thread; RequestError if it cannot be run."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._threads, tokenize_request, message, tokenizer, limits
+        )
 
     async def tokens(self, data: bytes, limits: ModelLimits) -> RequestTokens:
         """The token ids of a serialized GenerateRequest; RequestError if it cannot be run."""

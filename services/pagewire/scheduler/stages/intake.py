@@ -22,7 +22,7 @@ from pagewire.scheduler.request_trace import RequestTrace
 from pagewire.scheduler.requests import failures
 from pagewire.scheduler.requests.beam_request import begin_search, reserved_arrivals
 from pagewire.scheduler.requests.delivery import DeltaBuffer
-from pagewire.scheduler.requests.incoming_request import IncomingRequest
+from pagewire.scheduler.requests.incoming_request import IncomingRequest, takes_a_thread
 from pagewire.scheduler.requests.open_request import Request, error_finish, is_loggable
 from pagewire.scheduler.requests.parsing import (
     ParsedRequest,
@@ -193,7 +193,7 @@ class Intake:
             self._close_failed(request, failures.queueing_failed())
 
     async def _parse(self, incoming: IncomingRequest) -> ParsedRequest:
-        """Checks and tokenizes: small requests at once, large ones in a helper process."""
+        """Checks and tokenizes: short texts at once, longer ones in a thread or a process."""
         message = incoming.message
         check_request_id(message.request_id)
         set_request_id(message.request_id)
@@ -211,6 +211,8 @@ class Intake:
             tokens = None
             if incoming.data is not None:
                 tokens = await self.helpers.tokens(incoming.data, limits)
+            elif takes_a_thread(message):
+                tokens = await self.helpers.tokens_of(message, self._tokenizer, limits)
             if message.HasField("pooling"):
                 return parse_pooling_request(message, self._tokenizer, limits, tokens)
             parsed = parse_request(message, self._tokenizer, limits, tokens, grammar)

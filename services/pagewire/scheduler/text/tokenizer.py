@@ -4,6 +4,7 @@ Read from tokenizer.json with the `tokenizers` library, which needs no torch. Of
 transformers makes such a file, see `pagewire.tokenizer_conversion`.
 """
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,6 +35,9 @@ from pagewire.scheduler.text.request_templates import RequestTemplates
 from pagewire.scheduler.text.template_files import load_chat_template, special_tokens
 from pagewire.scheduler.text.token_texts import TokenTexts
 from pagewire.tokenizer_conversion import converted_tokenizer
+
+# The backend would encode a batch of one text in a pool of as many threads as there are cores.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # A text with more characters a token of the limit is likely to have too many tokens. Where its
 # beginning proves that, the rest is not encoded.
@@ -117,8 +121,8 @@ class Tokenizer:
         joins pairs.
 
         Raises TooManyTokensError, for a long text without encoding all of it, and RequestError for
-        a text with too many characters. Takes about 1 us a character and holds the interpreter's
-        lock meanwhile.
+        a text with too many characters. Takes about 0.2 us a character, without the interpreter's
+        lock.
         """
         pair = None
         if isinstance(text, tuple):
@@ -133,7 +137,9 @@ class Tokenizer:
         for part in (text, pair or ""):
             if limit is not None and len(part) > _CHARACTERS_A_TOKEN * limit:
                 self._refuse_if_long(part, limit)
-        encoding = self._backend.encode(text, pair, add_special_tokens=add_special_tokens)
+        # Of the backend's ways to encode, only that of batches gives up the interpreter's lock.
+        batch = [text if pair is None else (text, pair)]
+        [encoding] = self._backend.encode_batch_fast(batch, add_special_tokens=add_special_tokens)
         if limit is not None and len(encoding.ids) > limit:
             raise TooManyTokensError(limit)
         return np.array(encoding.ids, dtype=np.int32)
