@@ -76,7 +76,7 @@ class WorkerBatch:
     @property
     def num_running(self) -> int:
         """Sequences that hold a slot and have not ended."""
-        return int(self.slots.live.sum())
+        return int(np.count_nonzero(self.slots.live))
 
     @property
     def backlog(self) -> int:
