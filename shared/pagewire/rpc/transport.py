@@ -41,6 +41,8 @@ CHANNEL_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
 
+_CALLS_END_SECONDS = 0.2
+
 
 def open_channel(address: str, credentials: Credentials = NO_CREDENTIALS) -> grpc.aio.Channel:
     """A channel to `host:port`, encrypted if the credentials have an authority, or to `unix:PATH`.
@@ -103,6 +105,17 @@ def make_server(
     options = [("grpc.max_receive_message_length", max_message_bytes), *SERVER_OPTIONS]
     server: grpc.aio.Server = grpc.aio.server(interceptors=chain, options=options)
     return server
+
+
+async def stop_server(server: grpc.aio.Server, grace: float | None = None) -> None:
+    """Stops a server, whose calls have `grace` seconds to end, just before its process ends.
+
+    `stop` returns before the tasks of cancelled calls have ended. For each of them that ends with
+    the event loop, gRPC logs a traceback.
+    """
+    await server.stop(grace)
+    if others := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(others, timeout=_CALLS_END_SECONDS)
 
 
 class Health:
