@@ -7,7 +7,7 @@ from typing import Any
 from pagewire.cli.errors import CommandError
 from pagewire.hub import DownloadError, fetch_model
 from pagewire.json_files import read_json_object
-from pagewire.models import resolve_model
+from pagewire.models import read_chat_template, resolve_model
 
 _JSON_FILES = ("config.json", "generation_config.json", "tokenizer_config.json")
 
@@ -18,8 +18,9 @@ def with_model_files(
     """The settings with the commits of hub ids, after a download of what is missing of them.
 
     `tokenizer` and `weights` say whether these are needed, unless the settings turn them off.
-    CommandError if the files cannot be had.
+    CommandError if the files cannot be had, or the file of a chat template cannot be read.
     """
+    check_chat_template(values)
     given = values.get("tokenizer")
     skipped = values.get("skip_tokenizer", False)
     tokenizer &= not skipped
@@ -35,6 +36,19 @@ def with_model_files(
         raise CommandError(str(error)) from error
     fetched = {"model": model, "tokenizer": given, "draft_model": draft}
     return {**values, **{name: fetched[name] for name in fetched if name in values}}
+
+
+def check_chat_template(values: Mapping[str, Any]) -> None:
+    """CommandError if the chat template in the settings is no file that can be read.
+
+    Else only the scheduler would say so, after downloads and beside workers that load.
+    """
+    file = values.get("chat_template")
+    if file is not None and not values.get("skip_tokenizer", False):  # which exclude each other
+        try:
+            read_chat_template(file)
+        except ValueError as error:
+            raise CommandError(str(error)) from error
 
 
 def check_model(values: Mapping[str, Any]) -> None:
