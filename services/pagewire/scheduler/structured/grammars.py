@@ -8,6 +8,7 @@ from llguidance import LLMatcher, LLTokenizer, grammar_from
 
 from pagewire.errors import RequestError, invalid
 from pagewire.grammars.dates import with_real_dates
+from pagewire.scheduler.structured.embedded_schemas import with_kept_schemas
 from pagewire.scheduler.structured.structural_tag import is_special, structural_tag_grammar
 from pagewire.v1 import inference_pb2 as pb
 
@@ -45,7 +46,8 @@ def grammar_text(output: pb.StructuredOutput, tokenizer: LLTokenizer) -> str:
         if kind == "choice":
             return LLMatcher.grammar_from_lark(choice_lark(list(output.choice.values)))
         if kind == "grammar":
-            return grammar_from("grammar", output.grammar + _tag_rules(output, tokenizer))
+            kept = with_kept_schemas(output.grammar)
+            return grammar_from("grammar", kept + _tag_rules(output, tokenizer))
         assert kind == "structural_tag"
         options = _json_options(output)
         return structural_tag_grammar(output.structural_tag, field, tokenizer, options)
