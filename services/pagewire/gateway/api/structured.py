@@ -9,10 +9,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, JsonValue
 
-from pagewire.errors import RequestError, invalid
+from pagewire.errors import RequestError, invalid, quoted
 from pagewire.gateway.api.strict import Strict
 from pagewire.gateway.api.unsupported import Neutral
-from pagewire.gateway.api.validation import quoted
 from pagewire.limits import MAX_GRAMMAR_BYTES
 from pagewire.v1 import inference_pb2 as pb
 

@@ -473,6 +473,34 @@ async def test_unknown_routes_and_methods_are_refused(client: httpx.AsyncClient)
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
 
 
+LONG = "x" * 500
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        chat(truncation_side=LONG),
+        chat(prediction={"type": LONG, "content": "a"}),
+        chat(logit_bias={LONG: 1}),
+        tools({"name": "f"}, tool_choice=LONG),
+        tools({"name": "f"}, tool_choice={"type": LONG, "function": {"name": "f"}}),
+        tools({"name": "f"}, tool_choice={"type": "function", "function": {"name": LONG}}),
+        tools({"name": LONG}),
+        ("/v1/embeddings", json.dumps({"input": "a", "encoding_format": LONG})),
+        ("/v1/embeddings", json.dumps({"input": "a", "truncation_side": LONG})),
+        complete(model=LONG),
+    ],
+)
+async def test_values_that_are_cut_in_messages_say_so(
+    client: httpx.AsyncClient, path: str, body: str
+) -> None:
+    answer = await client.post(path, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code in (400, 404)
+    message = answer.json()["error"]["message"]
+    assert "xxxxxxxxxxxxx..." in message
+    assert LONG[:201] not in message
+
+
 @pytest.mark.parametrize(("endpoint", "words"), ABSENT.items())
 async def test_endpoints_of_vllm_are_refused_with_the_words_of_the_table(
     client: httpx.AsyncClient, endpoint: str, words: str
