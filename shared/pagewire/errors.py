@@ -60,7 +60,7 @@ def quoted(value: Any, most: int = _MAX_QUOTED) -> str:
     """A value as an error message shows it, with `most` characters at most."""
     if isinstance(value, list | dict):
         return "an array" if isinstance(value, list) else "an object"
-    if isinstance(value, bool):
-        return "true" if value else "false"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else "true" if value else "false"
     text = repr(value)
     return text if len(text) <= most else text[:most] + "..."

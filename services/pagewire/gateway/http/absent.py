@@ -60,6 +60,6 @@ def advice(path: str, served: Collection[str]) -> str | None:
         if pattern.fullmatch(path):
             return words
     for meant in (f"/v1{path}", path.removeprefix("/v1"), path.rstrip("/")):
-        if meant in served:
+        if meant != "/" and meant in served:
             return f"use {meant}; the client's base URL may be wrong"
     return None

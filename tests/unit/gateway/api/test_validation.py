@@ -529,6 +529,53 @@ async def test_a_path_of_a_wrong_base_url_is_refused_with_the_right_one(
     assert f"POST {path}: use {meant}; the client's base URL" in answer.json()["error"]["message"]
 
 
+async def test_a_path_that_is_like_no_other_has_no_advice(client: httpx.AsyncClient) -> None:
+    for path in ("/v1/", "/favicon.ico"):
+        message = (await client.get(path)).json()["error"]["message"]
+        assert message == f"there is no route GET {path}"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        (*complete(prompt=None), "prompt is null: it must be a string, token ids, or an array"),
+        (
+            *complete(guided_json=[]),
+            "guided_json is an array: it must be an object, or an object's",
+        ),
+        (
+            *chat(structured_outputs={"json": True}),
+            "structured_outputs.json is true: it must be an object, or an object's JSON",
+        ),
+        (
+            *chat(structured_outputs={"structural_tag": 5}),
+            "structured_outputs.structural_tag is 5: it must be an object, or an object's JSON",
+        ),
+        (
+            "/v1/messages",
+            json.dumps(
+                {
+                    "max_tokens": 1,
+                    "messages": [
+                        {
+                            "role": "assistant",
+                            "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}],
+                        }
+                    ],
+                }
+            ),
+            "messages[0].content has a tool_use, which cannot be continued; send its tool_result",
+        ),
+    ],
+)
+async def test_messages_of_errors_speak_of_json(
+    client: httpx.AsyncClient, path: str, body: str, message: str
+) -> None:
+    answer = await client.post(path, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(message)
+
+
 async def test_models_are_listed(client: httpx.AsyncClient) -> None:
     listed = (await client.get("/v1/models")).json()
     assert [model["id"] for model in listed["data"]] == ["scripted"]

@@ -207,6 +207,24 @@ def test_text_that_looks_like_a_schema_is_none() -> None:
     assert accepts(f"{hidden}a{hidden}", made)
 
 
+@pytest.mark.parametrize(
+    ("regex", "words"),
+    [
+        ("a\\", "f cannot be compiled: it ends with a backslash that escapes nothing"),
+        ("a\\\\\\", "f cannot be compiled: it ends with a backslash that escapes nothing"),
+        (r"[^\x00-\x{10FFFF}]", "f allows no text at all"),
+    ],
+)
+def test_a_regex_that_cannot_be_kept_is_refused(regex: str, words: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        grammar(regex=regex, field_name="f")
+    assert refused.value.message.startswith(words)
+
+
+def test_a_regex_may_end_with_an_escaped_backslash() -> None:
+    assert accepts("a\\", grammar(regex="a\\\\"))
+
+
 def test_min_properties_that_required_names_fulfil_is_accepted() -> None:
     schema({**OBJECT, "minProperties": 1})
     schema({"enum": [{"minProperties": 9}], "properties": {"minProperties": {}}})

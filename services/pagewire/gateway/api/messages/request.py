@@ -108,11 +108,19 @@ class MessagesRequest(GenerationFields):
         if not self.messages:
             raise invalid("messages", "messages is empty; give at least one")
         system = None if self.system is None else text_of(self.system, "system")
+        turns = turns_of(system, self.messages)
+        if self.continues and turns[-1].tool_calls:
+            field = f"messages[{len(self.messages) - 1}].content"
+            raise invalid(
+                field,
+                f"{field} has a tool_use, which cannot be continued; send its tool_result in a "
+                "message of the user",
+            )
         thinks = self._thinks()
         effort = None if self.output_config is None else self.output_config.effort
         variables: dict[str, Any] = dict.fromkeys(_VARIABLES, thinks)
         return Conversation(
-            turns_of(system, self.messages),
+            turns,
             tool_options(self.tools or [], self.tool_choice),
             ReasoningOptions(included=thinks, effort=effort),
             variables,
