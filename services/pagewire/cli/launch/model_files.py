@@ -1,13 +1,14 @@
 """Brings the files of a model to this machine before the services that read them start."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pagewire.cli.errors import CommandError
 from pagewire.hub import DownloadError, fetch_model
 from pagewire.json_files import read_json_object
-from pagewire.models import read_chat_template, resolve_model
+from pagewire.models import read_chat_template, resolve_model, resolve_tokenizer
 
 _JSON_FILES = ("config.json", "generation_config.json", "tokenizer_config.json")
 
@@ -52,7 +53,8 @@ def check_chat_template(values: Mapping[str, Any]) -> None:
 
 
 def check_model(values: Mapping[str, Any]) -> None:
-    """CommandError if the model is not on this machine, or one of its JSON files is malformed.
+    """CommandError if the model, its tokenizer or its draft model is not on this machine, or one of
+    the model's JSON files is malformed.
 
     Each service would find that out by itself, and say it once more.
     """
@@ -68,3 +70,15 @@ def check_model(values: Mapping[str, Any]) -> None:
         ) from error
     except (OSError, ValueError) as error:
         raise CommandError(str(error)) from error
+    tokenizer, draft = values.get("tokenizer"), values.get("draft_model")
+    if tokenizer is not None and not values.get("skip_tokenizer", False):
+        _check_found("--tokenizer", partial(resolve_tokenizer, values["model"], tokenizer))
+    if draft is not None:
+        _check_found("--draft-model", partial(resolve_model, draft))
+
+
+def _check_found(flag: str, resolve: Callable[[], object]) -> None:
+    try:
+        resolve()
+    except FileNotFoundError as error:
+        raise CommandError(f"{flag}: {error}") from error
