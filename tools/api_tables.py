@@ -23,6 +23,7 @@ from pagewire.gateway.api.fields import Strict
 from pagewire.gateway.api.messages import request as messages
 from pagewire.gateway.api.pooling import embeddings, scores
 from pagewire.gateway.api.responses import request as responses
+from pagewire.gateway.http.absent import ABSENT
 from pagewire.gateway.http.app import Gateway, create_app
 from pagewire.gateway.metrics import GatewayMetrics
 from pagewire.gateway.routing.schedulers import Schedulers
@@ -55,8 +56,8 @@ COLUMNS = {
 
 # Names of OpenAI's API and of vLLM's server, as of November 2026. `fields` are by endpoint, several
 # in a string; `common` are those of chat and completions. `refused_by_checks` are fields that a
-# model declares and then refuses, each with a body that shows it. `endpoints` have the reason for
-# those that are missing here.
+# model declares and then refuses, each with a body that shows it. `endpoints` are in the table's
+# order; gateway/http/absent.py says what to do without those that are missing here.
 NAMES = json.loads((Path(__file__).parent / "api_names.json").read_text(encoding="utf-8"))
 
 
@@ -76,9 +77,7 @@ def endpoint_table() -> list[str]:
     """A row for each endpoint: `works`, or why it is missing."""
     served, endpoints = set(_served()), NAMES["endpoints"]
     names = [*endpoints, *sorted(served - set(endpoints))]
-    rows = [
-        [f"`{name}`", "works" if name in served else f"404: {endpoints[name]}"] for name in names
-    ]
+    rows = [[f"`{name}`", "works" if name in served else f"404: {ABSENT[name]}"] for name in names]
     return [*map(_row, [["endpoint", "state"], ["---"] * 2, *rows])]
 
 

@@ -2,6 +2,7 @@
 stands for."""
 
 import asyncio
+import errno
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable
@@ -149,3 +150,8 @@ def _parse(text: str, service: str) -> Address:
 
 def _is_port(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 5 and int(text) < 65536
+
+
+def is_fault_of_port(error: OSError) -> bool:
+    """Whether a server could not listen because of its port. Otherwise its host is at fault."""
+    return error.errno in (errno.EADDRINUSE, errno.EACCES)

@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 _MAX_MESSAGE_LENGTH = 1000
 _MAX_FIELD_LENGTH = 200
+_MAX_QUOTED = 60
+MAX_QUOTED_NAME = 200  # of models and requests, which clients must recognize
 
 
 class Code(IntEnum):
@@ -51,3 +54,13 @@ class RequestError(Exception):
 def invalid(field: str, message: str) -> RequestError:
     """An INVALID_ARGUMENT error about one field."""
     return RequestError(Code.INVALID_ARGUMENT, message, field)
+
+
+def quoted(value: Any, most: int = _MAX_QUOTED) -> str:
+    """A value as an error message shows it, with `most` characters at most."""
+    if isinstance(value, list | dict):
+        return "an array" if isinstance(value, list) else "an object"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else "true" if value else "false"
+    text = repr(value)
+    return text if len(text) <= most else text[:most] + "..."

@@ -105,6 +105,18 @@ def served_name(model: str, given: str | None) -> str:
     return Path(model).name if hub_id is None else hub_id.name
 
 
+def read_chat_template(file: str | Path) -> str:
+    """The text of the file that the setting `chat_template` names; ValueError if it has none."""
+    try:
+        return Path(file).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
+        raise ValueError(
+            f"--chat-template {file} cannot be read: {reason}; give a file with a Jinja template, "
+            "or leave it out, and the model's own is used"
+        ) from error
+
+
 def eos_token_ids(folder: Path) -> tuple[int, ...]:
     """End-of-sequence ids: those of generation_config.json, otherwise those of config.json."""
     for name in ("generation_config.json", "config.json"):

@@ -20,7 +20,7 @@ import pytest
 from pagewire.cli.launch.ports import free_port
 from pagewire.rpc.transport import open_channel
 from pagewire.v1.inference_pb2_grpc import InferenceStub
-from support.processes.gateway_process import gateway
+from support.processes.gateway_process import GatewayProcess, gateway
 from support.scripted.scheduler_stack import (
     MODEL,
     Stack,
@@ -36,6 +36,10 @@ CONFIG = Path(__file__).parents[2] / "deploy" / "envoy" / "envoy.yaml"
 RUN = CONFIG.with_name("run.sh")
 
 
+_ENDPOINT = """
+              - endpoint:
+                  address:
+                    socket_address: {{address: {}, port_value: {}}}"""
 _GRPC_HEALTH = "grpc_health_check: {service_name: pagewire.v1.Inference}"
 
 
@@ -68,8 +72,10 @@ class Proxied:
         grpc_port: int,
         admin_port: int,
         envoy: asyncio.subprocess.Process,
+        gateways: list[GatewayProcess],
     ) -> None:
         self.stack = stack
+        self.gateways = gateways
         self.envoy = envoy
         self.http_port = http_port
         self._admin_port = admin_port
@@ -93,9 +99,19 @@ class Proxied:
 
     def gateway_is_ready(self) -> bool:
         """Whether the gateway's last health check succeeded."""
+        return [*self.flags("gateways").values()] == ["healthy"]
+
+    def flags(self, cluster: str) -> dict[int, str]:
+        """What Envoy holds against each server of a cluster, by port."""
         clusters = httpx.get(f"http://127.0.0.1:{self._admin_port}/clusters").text
-        [flags] = re.findall("^gateways::.*::health_flags::(.*)$", clusters, re.MULTILINE)
-        return flags == "healthy"
+        pattern = rf"^{cluster}::127\.0\.0\.1:(\d+)::health_flags::(.*)$"
+        return {int(port): flags for port, flags in re.findall(pattern, clusters, re.MULTILINE)}
+
+    def ejections(self, cluster: str) -> int:
+        """How often a server has failed so often that it is ejected, if another is left."""
+        stats = httpx.get(f"http://127.0.0.1:{self._admin_port}/stats").text
+        pattern = rf"^cluster\.{cluster}\.outlier_detection\.ejections_detected_\w+: (\d+)$"
+        return sum(map(int, re.findall(pattern, stats, re.MULTILINE)))
 
     async def until_load(self, running: int, waiting: int) -> None:
         """Waits until so many requests run and wait."""
@@ -116,16 +132,26 @@ class Proxied:
 
 @pytest.fixture
 async def proxied(tmp_path: Path) -> AsyncIterator[Proxied]:
+    async with _behind_envoy(tmp_path, num_gateways=1) as proxied:
+        yield proxied
+
+
+@contextlib.asynccontextmanager
+async def _behind_envoy(folder: Path, num_gateways: int) -> AsyncIterator[Proxied]:
     http_port, grpc_port, admin_port = (free_port() for _ in range(3))
-    async with stacks(tmp_path) as start:
+    async with stacks(folder) as start:
         stack = await _slow_stack(start)
-        with gateway(f"127.0.0.1:{stack.port}") as served:
-            await asyncio.to_thread(served.wait_ready)
-            gateway_port = served.url.rpartition(":")[2]
+        with contextlib.ExitStack() as ends:
+            served = [
+                ends.enter_context(gateway(f"127.0.0.1:{stack.port}")) for _ in range(num_gateways)
+            ]
+            for each in served:
+                await asyncio.to_thread(each.wait_ready)
+            gateways = [_endpoint(each.address[1]) for each in served]
             config = CONFIG.read_text()
             for old, new in (
-                ("{address: gateway, port_value: 8000}", _local(gateway_port)),
-                ("{address: scheduler, port_value: 50051}", _local(stack.port)),
+                (_ENDPOINT.format("gateway", 8000), "".join(gateways)),
+                (_ENDPOINT.format("scheduler", 50051), _endpoint(stack.port)),
                 ("{address: 0.0.0.0, port_value: 8080}", _local(http_port)),
                 ("{address: 0.0.0.0, port_value: 50051}", _local(grpc_port)),
                 ("{address: 127.0.0.1, port_value: 9901}", _local(admin_port)),
@@ -134,7 +160,7 @@ async def proxied(tmp_path: Path) -> AsyncIterator[Proxied]:
             ):
                 assert config.count(old) == 1, old
                 config = config.replace(old, new)
-            path = tmp_path / "envoy.yaml"
+            path = folder / "envoy.yaml"
             path.write_text(config)
             command = ["bash", str(RUN), "--log-level", "warning", "--use-dynamic-base-id"]
             command += ["--concurrency", "1", "-c", str(path)]
@@ -150,7 +176,7 @@ async def proxied(tmp_path: Path) -> AsyncIterator[Proxied]:
             )
             try:
                 await asyncio.to_thread(until, lambda: _answers(http_port), 30)
-                yield Proxied(stack, http_port, grpc_port, admin_port, envoy)
+                yield Proxied(stack, http_port, grpc_port, admin_port, envoy, served)
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(envoy.pid, signal.SIGKILL)
@@ -165,6 +191,10 @@ async def _slow_stack(start: StartStack) -> Stack:
 
 def _local(port: object) -> str:
     return f"{{address: 127.0.0.1, port_value: {port}}}"
+
+
+def _endpoint(port: object) -> str:
+    return _ENDPOINT.format("127.0.0.1", port)
 
 
 def _answers(port: int) -> bool:
@@ -218,6 +248,47 @@ async def test_requests_wait_at_a_gateway_that_is_not_ready(proxied: Proxied) ->
     await worker.start(address)
     assert (await until_done(reader)).startswith(b"HTTP/1.1 200 ")
     await eventually(proxied.gateway_is_ready, 20)
+
+
+@needs_envoy
+async def test_deadlines_of_requests_eject_no_gateway_and_no_scheduler(tmp_path: Path) -> None:
+    body = {"model": MODEL, "prompt": [1], "max_tokens": 100, "ignore_eos": True}
+    async with _behind_envoy(tmp_path, num_gateways=2) as proxied:
+        proxied.stack.workers[0].step_seconds = 0.01
+        url = f"http://127.0.0.1:{proxied.http_port}/v1/completions"
+        async with httpx.AsyncClient(trust_env=False) as client:
+            for _ in range(60):
+                answer = await client.post(url, json={**body, "deadline_ms": 1})
+                assert answer.status_code == 504
+        async with open_channel(proxied.grpc_address) as channel:
+            for _ in range(30):
+                late = request([1], 100)
+                late.deadline_ms = 1
+                with pytest.raises(grpc.aio.AioRpcError) as ended:
+                    await collect(InferenceStub(channel).Generate(late))
+                assert ended.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert [*proxied.flags("gateways").values()] == ["healthy"] * 2
+        assert proxied.ejections("gateways") == 0
+        assert proxied.ejections("schedulers") == 0, "the only one is never ejected, but counted"
+        await proxied.stack.settle()
+
+
+@needs_envoy
+async def test_a_gateway_that_is_gone_is_ejected_by_requests(tmp_path: Path) -> None:
+    """Before the health checks, which ask every two seconds, have found it out."""
+    body = {"model": MODEL, "prompt": [1], "max_tokens": 1}
+    async with _behind_envoy(tmp_path, num_gateways=2) as proxied:
+        proxied.stack.workers[0].step_seconds = 0.001
+        dead = proxied.gateways[0]
+        dead.process.kill()
+        dead.process.wait()
+        url = f"http://127.0.0.1:{proxied.http_port}/v1/completions"
+        async with httpx.AsyncClient(trust_env=False) as client:
+            for _ in range(20):
+                assert (await client.post(url, json=body)).status_code == 200
+        flags = proxied.flags("gateways")[dead.address[1]]
+        assert "/failed_outlier_check" in flags
+        await proxied.stack.settle()
 
 
 async def until_done(reader: asyncio.StreamReader) -> bytes:

@@ -151,6 +151,8 @@ async def _events(url: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any
                     yield json.loads(line.removeprefix("data: "))
     except httpx.TransportError as error:
         raise CommandError(f"the connection to {url} failed: {error!r}") from error
+    except UnicodeEncodeError as error:  # Python keeps such bytes as halves of surrogate pairs
+        raise CommandError("a text of the request is not UTF-8; convert it") from error
 
 
 def _key_problem() -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from pagewire.errors import Code, RequestError, invalid
+from pagewire.errors import MAX_QUOTED_NAME, Code, RequestError, invalid, quoted
 from pagewire.v1 import inference_pb2 as pb
 
 
@@ -52,13 +52,18 @@ def find_model(name: str | None, models: Models) -> tuple[str, ServedModel]:
         [name] = models
     if name is None:
         raise invalid("model", f"model is required; served are {known}")
+    shown = quoted(name, MAX_QUOTED_NAME)
     if name not in models:
         raise RequestError(
-            Code.NOT_FOUND, f"the model {name!r} does not exist; served are {known}", "model"
+            Code.NOT_FOUND,
+            f"the model {shown} does not exist; served are {known}",
+            "model",
         )
     served = models[name]
     if served is None:
         raise RequestError(
-            Code.UNAVAILABLE, f"no scheduler serves the model {name!r} yet; retry later", "model"
+            Code.UNAVAILABLE,
+            f"no scheduler serves the model {shown} yet; retry later",
+            "model",
         )
     return name, served

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import resource
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from pagewire.addresses import is_loopback, parse_addresses, with_port
+from pagewire.addresses import is_fault_of_port, is_loopback, parse_addresses, with_port
 from pagewire.auth.keys import KEYS_VARIABLE, read_keys
 from pagewire.config import GatewayConfig
 from pagewire.errors import Code, RequestError
@@ -236,7 +235,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
-        flag = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        flag = "--port" if is_fault_of_port(error) else "--host"
         raise OSError(
             f"cannot listen on {host}:{port}: {error.strerror or error}; choose another {flag}"
         ) from error

@@ -52,7 +52,7 @@ class AsyncLLM:
         why a request is refused or has failed.
         """
         model = await self.model()
-        task = completion_task(prompt, params or SamplingParams(), model, stream=True)
+        task = completion_task(prompt, _or_default(params), model, stream=True)
         async for output in self._stream(task):
             yield output
 
@@ -63,7 +63,7 @@ class AsyncLLM:
         model = await self.model()
         task = chat_task(
             messages,
-            params or SamplingParams(),
+            _or_default(params),
             fields,
             model,
             body_limits(self._stack.values),
@@ -102,6 +102,10 @@ class AsyncLLM:
                     yield output
         finally:
             running.cancel()
+
+
+def _or_default(params: SamplingParams | None) -> SamplingParams:
+    return SamplingParams() if params is None else params
 
 
 class _Stream:

@@ -1,7 +1,8 @@
 """Sampling parameters as a Python caller gives them."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
@@ -61,7 +62,8 @@ class SamplingParams:
                 raise invalid(name, f"{name} is no sampling parameter{suggestion(name, NAMES)}")
         self._given = {name: value for name, value in given.items() if value is not None}
         checked = validate_object(CompletionRequest, {"prompt": "x", **self.fields()})
-        checked.job("", 1)
+        with encodable_texts():
+            checked.job("", 1)
 
     @property
     def given(self) -> dict[str, Any]:
@@ -93,6 +95,18 @@ class SamplingParams:
 
     def __reduce__(self) -> Any:
         return _from_given, (self._given,)
+
+
+@contextmanager
+def encodable_texts() -> Iterator[None]:
+    """Raises RequestError for a text with a surrogate, where a message is made of it."""
+    try:
+        yield
+    except UnicodeEncodeError as error:
+        found = f"{error.object[error.start]!r} at {error.start}"
+        raise invalid(
+            "", f"a text has {found}, half of a pair of surrogates, which UTF-8 cannot have"
+        ) from error
 
 
 def suggestion(name: str, known: Any) -> str:

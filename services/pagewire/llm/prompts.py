@@ -1,6 +1,6 @@
 """From what a caller gives, prompts or conversations with parameters, to jobs of the gateway."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ from pagewire.gateway.generation.prompt_log import PromptWishes
 from pagewire.gateway.models import ServedModel
 from pagewire.gateway.parsing.unknown_fields import check_extras
 from pagewire.llm.outputs import Prompt
-from pagewire.llm.params import NAMES, SamplingParams, suggestion
+from pagewire.llm.params import NAMES, SamplingParams, encodable_texts, suggestion
 from pagewire.v1 import inference_pb2 as pb
 
 # A text, token ids, or a mapping with one of them under `prompt` or `prompt_token_ids`.
@@ -49,18 +49,24 @@ class Task:
 
 
 def list_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
-    """The prompts of a call that may be given one or several."""
+    """The prompts of a call that may be given one or several; RequestError if there are none."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    listed: list[Any] = list(prompts)
+    listed = _listed(prompts, "prompts", "a text, token ids, or a list of these")
     # Numbers are the token ids of one prompt.
     return [listed] if listed and isinstance(listed[0], int) else listed
 
 
 def list_conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
-    """The conversations of a call that may be given one or several."""
-    listed: list[Any] = list(messages)
+    """The conversations of a call that may be given one or several; RequestError for no list."""
+    listed = _listed(messages, "messages", "a list of messages, or a list of such lists")
     return [listed] if listed and isinstance(listed[0], Mapping) else listed
+
+
+def _listed(given: Any, name: str, wanted: str) -> list[Any]:
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        raise invalid(name, f"{name} is of type {type(given).__name__}; give {wanted}")
+    return list(given)
 
 
 def tasks_of(
@@ -88,7 +94,8 @@ def completion_task(
     request = validate_object(CompletionRequest, {**fields, "stream": stream, **_fields(params)})
     check_extras(request, refuse_unknown=True)
     request.resolve_truncation(model.max_model_len, request.given_max_tokens())
-    job = request.job(model.id, model.max_model_len)
+    with encodable_texts():
+        job = request.job(model.id, model.max_model_len)
     return Task(prompt, _asking_for_prompt(job) if prompt.token_ids is None else job)
 
 
@@ -111,11 +118,20 @@ def chat_task(
     sampling = _fields(params)
     if "logprobs" in sampling:
         sampling |= {"logprobs": True, "top_logprobs": sampling["logprobs"]}
-    body = {"messages": [dict(message) for message in messages], "stream": stream}
+    given = _listed(messages, "messages", "a list of messages")
+    for index, message in enumerate(given):
+        if not isinstance(message, Mapping):
+            raise invalid(
+                f"messages[{index}]",
+                f"messages[{index}] is of type {type(message).__name__}; give a mapping with role "
+                "and content",
+            )
+    body = {"messages": [dict(message) for message in given], "stream": stream}
     request = validate_object(ChatRequest, {**body, **fields, **sampling})
     check_extras(request, refuse_unknown=True)
     request.resolve_truncation(model.max_model_len, request.given_max_tokens())
-    job = request.job(model.id, ServedModel.of(model), limits)
+    with encodable_texts():
+        job = request.job(model.id, ServedModel.of(model), limits)
     return Task(Prompt(), _asking_for_prompt(job))
 
 
@@ -162,7 +178,7 @@ def prompt_of(given: PromptLike) -> Prompt:
         given = given[names[0]]
     if isinstance(given, str):
         return Prompt(text=given)
-    if isinstance(given, Sequence):
+    if isinstance(given, Sequence) and not isinstance(given, bytes):
         ids: list[Any] = list(given)
         # The API's request checks the others; a list of texts it would take for several prompts.
         if not ids or isinstance(ids[0], int):

@@ -15,7 +15,7 @@ from pagewire.lifecycle.metrics import count_tasks, serve_metrics
 from pagewire.lifecycle.process import essential, run_service
 from pagewire.models import served_name
 from pagewire.rpc.credentials import SCHEDULER_TOKEN, WORKER_TOKEN, Credentials, read_token
-from pagewire.rpc.transport import Health, bind
+from pagewire.rpc.transport import Health, bind, stop_server
 from pagewire.scheduler.auth import (
     SERVICE_NAME,
     public_credentials,
@@ -106,7 +106,7 @@ async def _serve(config: SchedulerConfig, stop: asyncio.Event) -> None:
     await _drain(engine, config.drain_timeout)
     for task in tasks:
         task.cancel()
-    await server.stop(grace=0.5)
+    await stop_server(server, 0.5)
     await engine.intake.helpers.close()
     await engine.intake.grammars.close()
     if tracing is not None:

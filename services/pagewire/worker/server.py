@@ -14,7 +14,7 @@ from pagewire.lifecycle.metrics import count_tasks, serve_metrics
 from pagewire.lifecycle.process import end_process, run_service
 from pagewire.lifecycle.watchdog import Watchdog
 from pagewire.models import resolve_model, resolve_tokenizer, served_name
-from pagewire.rpc.transport import Health, bind, make_server
+from pagewire.rpc.transport import Health, bind, make_server, stop_server
 from pagewire.tracing.start import start_tracing
 from pagewire.v1 import worker_pb2_grpc
 from pagewire.worker.errors import SetupError
@@ -82,12 +82,12 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
             gc.freeze()
             phases.end("warm-up")
     except Exception as error:
-        await server.stop(None)  # or its end, after that of the loop, prints a traceback
+        await stop_server(server)
         _refuse_to_start(error)
     finally:
         watchdog.close()
     if loaded is None or stop.is_set():
-        await server.stop(None)
+        await stop_server(server)
         _end_while_starting(config)
         return
     if loaded.uses_triton:
@@ -117,7 +117,7 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
     log.info("draining for at most %g s; a second signal ends it at once", config.drain_timeout)
     await worker_health.drain()
     await service.drain(config.drain_timeout)
-    await server.stop(SHUTDOWN_SECONDS)
+    await stop_server(server, SHUTDOWN_SECONDS)
     watchdog.close()
     executor.close()
     if masks is not None:

@@ -11,6 +11,8 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from pagewire.addresses import is_fault_of_port
+
 log = logging.getLogger(__name__)
 
 # Seconds. A decode step takes 0.6 ms to 100 ms; a first token 5 ms to minutes under overload.
@@ -80,11 +82,19 @@ class StepHistogram(Collector):
 def serve_metrics(host: str, port: int | None, registry: CollectorRegistry = REGISTRY) -> None:
     """Serves this process's metrics on `http://host:port/metrics`, unless `port` is None.
 
-    Metrics have a port of their own, because clients of the service must not see them.
+    Metrics have a port of their own, because clients of the service must not see them. OSError says
+    why they cannot be served there.
     """
     if port is None:
         return
-    server, _ = start_http_server(port, host, registry)
+    try:
+        server, _ = start_http_server(port, host, registry)
+    except OSError as error:
+        other = "port of metrics" if is_fault_of_port(error) else "--metrics-host"
+        raise OSError(
+            f"cannot serve metrics on {host}:{port}: {error.strerror or error}; choose another "
+            f"{other}"
+        ) from error
     log.info("metrics on http://%s:%d/metrics", host, server.server_port)
 
 

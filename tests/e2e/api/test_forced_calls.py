@@ -86,3 +86,20 @@ def test_calls_are_forced_in_the_format_of_the_model(parser: str) -> None:
 def test_tools_of_a_model_without_a_format_are_refused(chats: Any) -> None:
     with pytest.raises(openai.BadRequestError, match="--tool-parser"):
         chats.create(model="pagewire-chat", messages=ASKED, tools=TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"minProperties": 2}, "tools has minProperties 2"),
+        ({"properties": {"a": {"uniqueItems": True}}}, "tools has keywords .*: uniqueItems"),
+    ],
+)
+def test_parameters_that_cannot_be_enforced_are_refused(
+    chats: Any, keywords: dict[str, Any], words: str
+) -> None:
+    parameters = {"type": "object", **keywords}
+    tools: list[Any] = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    with pytest.raises(openai.BadRequestError, match=words) as refused:
+        chats.create(model="pagewire-chat", messages=ASKED, tools=tools, tool_choice="required")
+    assert refused.value.param == "tools"

@@ -148,6 +148,33 @@ def test_a_missing_model_is_said_once_with_how_to_get_it(tmp_path: Path) -> None
     assert "`pagewire run --model Qwen/Qwen3-0.6B` downloads that model" in done.stderr
 
 
+@pytest.mark.parametrize("flag", ["--tokenizer", "--draft-model"])
+def test_a_missing_folder_beside_the_model_is_said_before_anything_starts(
+    tmp_path: Path, flag: str
+) -> None:
+    missing = tmp_path / "nothing"
+    done = ended(flag, str(missing))
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"pagewire: {flag}: model '{missing}': no folder with a config")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_missing_chat_template_is_said_before_anything_starts(
+    tmp_path: Path, several: bool
+) -> None:
+    missing = tmp_path / "nothing.jinja"
+    flags = ["--chat-template", str(missing)]
+    if several:  # the first of which would be downloaded
+        flags = ["--model", "first=acme/tiny", "--model", f"b=embedded,chat_template={missing}"]
+    done = ended(*flags)
+    assert done.returncode == 1
+    named = "b: " if several else ""
+    reason = f"--chat-template {missing} cannot be read: No such file or directory; give a file"
+    assert done.stderr.startswith(f"pagewire: {named}{reason}")
+    assert len(done.stderr.splitlines()) == 1
+
+
 def open_stream(stack: RunningStack) -> threading.Thread:
     """A client that reads a long answer to its end."""
     begun = threading.Event()

@@ -62,6 +62,21 @@ def test_a_prompt_from_standard_input_is_not_empty(stack: RunningStack) -> None:
     assert "the prompt from standard input is empty" in done.stderr
 
 
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_a_prompt_that_is_not_utf8_is_refused(stack: RunningStack, errors: str) -> None:
+    done = subprocess.run(
+        [*PAGEWIRE, "generate", "--url", stack.url],
+        capture_output=True,
+        timeout=120,
+        check=False,
+        input=b"caf\xe9",
+        env={**os.environ, "PYTHONIOENCODING": f"utf-8:{errors}"},
+    )
+    assert done.returncode == 1
+    assert b"is not UTF-8; convert it" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_sampling_flags_reach_the_server(stack: RunningStack) -> None:
     """A sampled text differs with the seed; with top_k 1 it is the greedy one."""
     ask = ("generate", "Once upon a time", "--raw", "--url", stack.url, "--max-tokens", "16")

@@ -259,6 +259,9 @@ async def test_a_stream_is_the_output(llm):
         assert pieces[-1].prompt_token_ids == expected.prompt_token_ids
         await _many_streams_lose_nothing(streaming, llm)
         await _leaving_aborts(streaming)
+        for call in (streaming.generate("a", {}), streaming.chat(HELLO, {})):
+            with pytest.raises(RequestError, match="params is of type dict; give SamplingParams"):
+                await anext(call)
         with pytest.raises(RequestError, match="max_tokens"):
             async for _ in streaming.generate("a", SamplingParams(max_tokens=10**6)):
                 pass

@@ -120,7 +120,7 @@ def test_the_longest_prompt_fits_and_a_longer_one_does_not(embedder) -> None:
         ({"input": []}, "input", "input is empty"),
         ({"input": ["a", ""]}, "input", "input 1 is empty"),
         ({"input": 5}, "input", "a string, token ids, or an array"),
-        ({"input": [100_000]}, "input", "outside the model's vocabulary"),
+        ({"input": [100_000]}, "input", "input: token id 100000 is outside the model's vocabulary"),
         ({"input": ["a"] * 2049}, "input", "2048"),
         ({"input": "a", "dimensions": 0}, "dimensions", "at least 1"),
         ({"input": "a", "dimensions": 65}, "dimensions", "1 to 64"),

@@ -100,6 +100,7 @@ async def test_deadlines_and_aborts_free_everything(start) -> None:
     late = [_refused(stack, embed([5, 6, number], deadline_ms=60)) for number in range(3)]
     for error in await asyncio.gather(*late):
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert (error.details() or "").endswith("of 60 ms; give it more time")
     calls = [stack.stub.Pool(embed([7, 8, 9], request_id=f"r{number}")) for number in range(9)]
     await eventually(lambda: stack.engine.num_open == len(calls))
     stack.workers[0].step_seconds = 0

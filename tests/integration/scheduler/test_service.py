@@ -459,6 +459,8 @@ async def test_priority_goes_first(start) -> None:
 
 NAN_CHAT = pb.ChatInput(messages=[pb.ChatMessage(role="user", content="x")])
 NAN_CHAT.template_kwargs.fields["a"].number_value = float("nan")
+RESERVED_CHAT = pb.ChatInput(messages=[pb.ChatMessage(role="user", content="a")])
+RESERVED_CHAT.template_kwargs["messages"] = "b"
 
 BAD_REQUESTS = {
     "no input": (pb.GenerateRequest(), "input"),
@@ -535,6 +537,10 @@ BAD_REQUESTS = {
         "messages has 4097",
     ),
     "template variable": (pb.GenerateRequest(chat=NAN_CHAT), "chat_template_kwargs: Fail"),
+    "reserved variable": (
+        pb.GenerateRequest(chat=RESERVED_CHAT),
+        "chat_template_kwargs.messages cannot be set: chat templates get it",
+    ),
     "id with a line end": (request([1], 2, request_id="a\nb"), "printable"),
     "long id": (request([1], 2, request_id="a" * 257), "256"),
 }

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from transformers import PreTrainedModel
 
@@ -19,6 +20,7 @@ from pagewire.rpc.checksums import RUN, ChecksumWriter, open_stream
 from pagewire.rpc.protocol import PROTOCOL_VERSION
 from pagewire.rpc.transport import open_channel
 from pagewire.v1 import worker_pb2 as pb
+from pagewire.worker.protocol.service import SERVICE_NAME
 from support.models.step_driver import Sequence, StepDriver
 from support.models.tiny_models import VOCAB, greedy_tokens, save_model, served_bytes
 from support.processes.worker_process import (
@@ -274,6 +276,42 @@ async def test_failure_to_load_ends_the_process_with_one_line(tmp_path: Path) ->
         assert "cannot start: " in worker.log
         assert "has neither model.safetensors" in worker.log
         assert "Traceback" not in worker.log
+
+
+# Loads until a client watches the worker's health, then fails.
+_FAILS_WHEN_TOLD = """
+import pathlib, time
+from pagewire.worker.startup import loading
+
+def load(*_):
+    while not pathlib.Path(TOLD).exists():
+        time.sleep(0.01)
+    raise OSError("the model is broken")
+
+loading.load_worker = load
+"""
+
+
+async def test_failure_to_start_is_one_line_also_while_health_is_watched(tmp_path: Path) -> None:
+    save_model(tmp_path / "tiny", "llama")
+    told = tmp_path / "told"
+    prologue = _FAILS_WHEN_TOLD.replace("TOLD", repr(str(told)))
+    with worker_process(tmp_path, tmp_path / "tiny", prologue) as worker:
+        await worker.until_listening()
+        async with open_channel(worker.address) as channel:
+            watched = [
+                health_pb2_grpc.HealthStub(channel).Watch(
+                    health_pb2.HealthCheckRequest(service=name)
+                )
+                for name in ("", SERVICE_NAME) * 32
+            ]
+            for call in watched:
+                assert (await call.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            told.touch()
+            assert await worker.exit_status() == 1
+    assert "cannot start: the model is broken" in worker.log
+    assert "Traceback" not in worker.log
+    assert len(worker.log.strip().splitlines()) == 1, worker.log
 
 
 async def test_failure_to_find_the_tokenizer_ends_the_process_with_one_line(tmp_path: Path) -> None:

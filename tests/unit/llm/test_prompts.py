@@ -138,6 +138,47 @@ def test_a_prompt_is_cut_to_what_the_model_takes(make):
     assert sent(task).truncate_prompt_tokens == MODEL.max_model_len - 14
 
 
+def conversations(given):
+    return [chat(each) for each in list_conversations(given)]
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "words"),
+    [
+        (list_prompts, 5, "prompts is of type int; give a text, token ids, or"),
+        (list_prompts, None, "prompts is of type NoneType; give a text"),
+        (list_prompts, b"x", "prompts is of type bytes; give a text"),
+        (conversations, "hi", "messages is of type str; give a list of messages, or a list of"),
+        (conversations, HELLO, "messages is of type dict; give a list of messages, or a list of"),
+        (conversations, [HELLO, "hi"], r"messages\[1\] is of type str; give a mapping with role"),
+        (conversations, [["hi"]], r"messages\[0\] is of type str; give a mapping with role"),
+        (conversations, [[HELLO], "hi"], "messages is of type str; give a list of messages$"),
+        (conversations, [5], "messages is of type int; give a list of messages$"),
+    ],
+)
+def test_what_is_neither_a_prompt_nor_a_conversation_is_refused(make, given, words):
+    with pytest.raises(RequestError, match=f"^{words}"):
+        make(given)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda text: completion_task(text, SamplingParams(), MODEL),
+        lambda text: chat([{"role": "user", "content": text}]),
+        lambda text: SamplingParams(stop=text),
+    ],
+)
+def test_half_a_pair_of_surrogates_is_refused(make):
+    with pytest.raises(RequestError, match=r"a text has '\\ud800' at 1, half of a pair"):
+        make("a\ud800")
+
+
+def test_bytes_are_no_token_ids():
+    with pytest.raises(RequestError, match="a prompt is a bytes; give a text"):
+        completion_task(b"x", SamplingParams(), MODEL)
+
+
 @pytest.mark.parametrize("given", [{"max_tokens": 3}, [{"max_tokens": 3}], ["x"]])
 def test_params_of_another_type_are_refused(given):
     with pytest.raises(RequestError, match=r"type (dict|str); give SamplingParams"):

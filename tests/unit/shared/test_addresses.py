@@ -1,11 +1,13 @@
 """Addresses: how they are written, and which of them only this machine reaches."""
 
 import re
+import socket
 from pathlib import Path
 
 import pytest
 
 from pagewire.addresses import (
+    is_fault_of_port,
     is_listen_address,
     is_local,
     is_loopback,
@@ -102,3 +104,11 @@ async def test_a_file_with_another_kind_of_line_is_refused_as_a_whole(
 def test_an_address_of_a_file_names_one() -> None:
     with pytest.raises(ValueError, match="names no file"):
         parse_worker_addresses("file:")
+
+
+def test_a_port_that_is_taken_and_a_host_of_another_machine_are_told_apart() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for host, fault in (("127.0.0.1", True), ("192.0.2.1", False), ("no.such.invalid", False)):
+            with pytest.raises(OSError) as refused:
+                socket.create_server((host, taken.getsockname()[1]))
+            assert is_fault_of_port(refused.value) is fault

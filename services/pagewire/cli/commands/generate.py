@@ -87,7 +87,10 @@ def _read_prompt(given: str | None) -> str:
             'there is no prompt; give one, as in `pagewire generate "Hello!"`, or pipe it in, as '
             "in `echo Hello | pagewire generate`"
         )
-    text = sys.stdin.read()
+    try:
+        text = sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise CommandError("the prompt from standard input is not UTF-8; convert it") from error
     if not text.strip():
         raise CommandError("the prompt from standard input is empty")
     return text.removesuffix("\n")

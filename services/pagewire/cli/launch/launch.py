@@ -3,12 +3,13 @@
 import asyncio
 import signal
 import tempfile
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pagewire.cli.errors import CommandError
-from pagewire.cli.launch.model_files import check_model, with_model_files
+from pagewire.cli.launch.model_files import check_chat_template, check_model, with_model_files
 from pagewire.cli.launch.playground import playground
 from pagewire.cli.launch.stack import Stack, values_of_models
 from pagewire.cli.launch.supervisor import SUPERVISOR, Report, Supervisor, running
@@ -46,14 +47,24 @@ def _with_all_files(values: Mapping[str, Any]) -> dict[str, Any]:
         check_model(found)
         return found
     models = []
-    for own, merged in zip(values["models"], values_of_models(values), strict=True):
-        try:
+    merged_values = values_of_models(values)
+    for merged in merged_values:  # before the first download
+        with _naming(merged):
+            check_chat_template(merged)
+    for own, merged in zip(values["models"], merged_values, strict=True):
+        with _naming(merged):
             found = with_model_files(merged)
             check_model(found)
-        except CommandError as error:
-            raise CommandError(f"{merged['served_model_name']}: {error}") from error
         models.append({**own, "model": found["model"], "tokenizer": found["tokenizer"]})
     return {**values, "models": tuple(models)}
+
+
+@contextmanager
+def _naming(values: Mapping[str, Any]) -> Iterator[None]:
+    try:
+        yield
+    except CommandError as error:
+        raise CommandError(f"{values['served_model_name']}: {error}") from error
 
 
 async def _launch(

@@ -1,13 +1,14 @@
 """Brings the files of a model to this machine before the services that read them start."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pagewire.cli.errors import CommandError
 from pagewire.hub import DownloadError, fetch_model
 from pagewire.json_files import read_json_object
-from pagewire.models import resolve_model
+from pagewire.models import read_chat_template, resolve_model, resolve_tokenizer
 
 _JSON_FILES = ("config.json", "generation_config.json", "tokenizer_config.json")
 
@@ -18,8 +19,9 @@ def with_model_files(
     """The settings with the commits of hub ids, after a download of what is missing of them.
 
     `tokenizer` and `weights` say whether these are needed, unless the settings turn them off.
-    CommandError if the files cannot be had.
+    CommandError if the files cannot be had, or the file of a chat template cannot be read.
     """
+    check_chat_template(values)
     given = values.get("tokenizer")
     skipped = values.get("skip_tokenizer", False)
     tokenizer &= not skipped
@@ -37,8 +39,22 @@ def with_model_files(
     return {**values, **{name: fetched[name] for name in fetched if name in values}}
 
 
+def check_chat_template(values: Mapping[str, Any]) -> None:
+    """CommandError if the chat template in the settings is no file that can be read.
+
+    Else only the scheduler would say so, after downloads and beside workers that load.
+    """
+    file = values.get("chat_template")
+    if file is not None and not values.get("skip_tokenizer", False):  # which exclude each other
+        try:
+            read_chat_template(file)
+        except ValueError as error:
+            raise CommandError(str(error)) from error
+
+
 def check_model(values: Mapping[str, Any]) -> None:
-    """CommandError if the model is not on this machine, or one of its JSON files is malformed.
+    """CommandError if the model, its tokenizer or its draft model is not on this machine, or one of
+    the model's JSON files is malformed.
 
     Each service would find that out by itself, and say it once more.
     """
@@ -54,3 +70,15 @@ def check_model(values: Mapping[str, Any]) -> None:
         ) from error
     except (OSError, ValueError) as error:
         raise CommandError(str(error)) from error
+    tokenizer, draft = values.get("tokenizer"), values.get("draft_model")
+    if tokenizer is not None and not values.get("skip_tokenizer", False):
+        _check_found("--tokenizer", partial(resolve_tokenizer, values["model"], tokenizer))
+    if draft is not None:
+        _check_found("--draft-model", partial(resolve_model, draft))
+
+
+def _check_found(flag: str, resolve: Callable[[], object]) -> None:
+    try:
+        resolve()
+    except FileNotFoundError as error:
+        raise CommandError(f"{flag}: {error}") from error

@@ -5,6 +5,7 @@ import random
 import socket
 from pathlib import Path
 
+from pagewire.addresses import is_fault_of_port
 from pagewire.cli.errors import CommandError
 
 _MIN_PORT = 10_000
@@ -26,7 +27,7 @@ def claim_port(host: str, port: int, flag: str) -> int:
         return _bound(host, port) if port else free_port(host)
     except OSError as error:
         remedy = f"give another with {flag}, or 0 for any free one"
-        if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+        if not is_fault_of_port(error):
             remedy = f"give an address of this machine with {flag.replace('port', 'host')}"
         raise CommandError(
             f"cannot listen on {host} port {port}: {error.strerror}; {remedy}"

@@ -72,6 +72,9 @@ async def answer(
         if isinstance(error, RequestError) and (
             error.reason == CONTEXT_LENGTH_EXCEEDED or error.field in _INPUT_FIELDS
         ):
+            begin = f"{error.field}: "
+            if error.message.startswith(begin):
+                error.message = f"{job.input_field}: {error.message.removeprefix(begin)}"
             error.field = job.input_field  # as in OpenAI's API, also where max_tokens is too large
         raise
     run.close()

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, JsonValue, Tag, create_model
 
-from pagewire.errors import invalid
+from pagewire.errors import invalid, quoted
 from pagewire.gateway.api.fields import (
     Count,
     Effort,
@@ -34,7 +34,6 @@ from pagewire.gateway.api.unsupported import (
     PART,
     PART_HINTS,
 )
-from pagewire.gateway.api.validation import quoted
 from pagewire.gateway.conversation.conversation import Conversation, ReasoningOptions
 from pagewire.gateway.conversation.tools import ToolOptions
 from pagewire.gateway.conversation.turns import Turn
@@ -88,7 +87,7 @@ class Prediction(Strict):
         """The guess as one text; RequestError for content other than text."""
         if self.type != "content":
             raise invalid(
-                "prediction.type", f"prediction.type is {self.type[:60]!r}; it must be 'content'"
+                "prediction.type", f"prediction.type is {quoted(self.type)}; it must be 'content'"
             )
         if isinstance(self.content, str):
             return self.content

@@ -6,11 +6,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, create_model
 
-from pagewire.errors import invalid
+from pagewire.errors import invalid, quoted
 from pagewire.gateway.api.strict import Strict as Strict
 from pagewire.gateway.api.structured import StructuredFields
 from pagewire.gateway.api.unsupported import STREAM_OPTIONS_HINTS
-from pagewire.gateway.api.validation import MAX_QUOTED_CHARACTERS
 from pagewire.gateway.details.details import Details
 from pagewire.limits import (
     INT32_MAX,
@@ -182,7 +181,7 @@ class GenerationFields(_NumberFields, StructuredFields):  # type: ignore[misc, v
         if self.truncation_side not in (None, "left", "right"):
             raise invalid(
                 "truncation_side",
-                f"truncation_side is {self.truncation_side[:60]!r}; it must be left or right, the "
+                f"truncation_side is {quoted(self.truncation_side)}; it must be left or right, the "
                 "side where the prompt is cut",
             )
         return self.truncation_side == "right"
@@ -296,9 +295,8 @@ def _by_token_id(biases: dict[str, float]) -> dict[int, float]:
     """`logit_bias` with integer keys; in JSON keys are always strings."""
     for key in biases:
         if not _TOKEN_ID.fullmatch(key) or int(key) > INT32_MAX:
-            quoted = key[:MAX_QUOTED_CHARACTERS]
             raise invalid(
                 "logit_bias",
-                f'logit_bias has the key {quoted!r}; give token ids, such as {{"42": -100}}',
+                f'logit_bias has the key {quoted(key)}; give token ids, such as {{"42": -100}}',
             )
     return {int(key): bias for key, bias in biases.items()}

@@ -7,12 +7,11 @@ import json
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import Field, JsonValue
+from pydantic import Discriminator, Field, JsonValue, Tag
 
-from pagewire.errors import RequestError, invalid
+from pagewire.errors import RequestError, invalid, quoted
 from pagewire.gateway.api.strict import Strict
 from pagewire.gateway.api.unsupported import Neutral
-from pagewire.gateway.api.validation import quoted
 from pagewire.limits import MAX_GRAMMAR_BYTES
 from pagewire.v1 import inference_pb2 as pb
 
@@ -28,7 +27,21 @@ _OPTIONS: Neutral = {
 # The newer form of structural tags.
 _TAG_FORMS: Neutral = {"format": ()}
 
-Schema = dict[str, JsonValue] | str
+
+def _schema_tag(value: Any) -> str | None:
+    if isinstance(value, dict):
+        return "<object>"
+    return "<text>" if isinstance(value, str) else None
+
+
+Schema = Annotated[
+    Annotated[dict[str, JsonValue], Tag("<object>")] | Annotated[str, Tag("<text>")],
+    Discriminator(
+        _schema_tag,
+        custom_error_type="schema",
+        custom_error_message="it must be an object, or an object's JSON as a string",
+    ),
+]
 Choices = Annotated[list[str], Field(fail_fast=True, max_length=MAX_GRAMMAR_BYTES)]
 
 
@@ -59,7 +72,7 @@ class StructuredOutputs(Strict):
     refused = _OPTIONS
 
     # vLLM calls it `json`, a name that pydantic uses itself.
-    json_: Schema | bool | None = Field(default=None, alias="json")
+    json_: Schema | None = Field(default=None, alias="json")
     regex: str | None = None
     choice: Choices | None = None
     grammar: str | None = None

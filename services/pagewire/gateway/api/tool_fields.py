@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, JsonValue, Tag
 
-from pagewire.errors import invalid
+from pagewire.errors import invalid, quoted
 from pagewire.gateway.api.fields import Strict
 from pagewire.gateway.conversation.tools import Tool, ToolChoice, ToolMode
 from pagewire.gateway.conversation.turns import ToolCall
@@ -83,7 +83,7 @@ def to_tool_choice(given: str | NamedToolChoice | None) -> ToolChoice:
     if given not in _MODES:
         raise invalid(
             "tool_choice",
-            f"tool_choice is {given[:60]!r}; it must be one of {', '.join(_MODES)}, or an object "
+            f"tool_choice is {quoted(given)}; it must be one of {', '.join(_MODES)}, or an object "
             "that names a function",
         )
     return ToolChoice(_MODES[given])
@@ -119,4 +119,4 @@ MessageToolCalls = Annotated[list[MessageToolCall], Field(fail_fast=True)]
 
 def _check_type(given: str, path: str) -> None:
     if given != "function":
-        raise invalid(f"{path}.type", f"{path}.type is {given[:60]!r}; only function is supported")
+        raise invalid(f"{path}.type", f"{path}.type is {quoted(given)}; only function is supported")

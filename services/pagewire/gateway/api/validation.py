@@ -5,11 +5,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from pagewire.errors import RequestError, invalid
+from pagewire.errors import RequestError, invalid, quoted
 
 Model = TypeVar("Model", bound=BaseModel)
-
-MAX_QUOTED_CHARACTERS = 60  # of a value that an error message quotes
 
 
 def validate(model: type[Model], body: bytes) -> Model:
@@ -55,13 +53,3 @@ def path(location: Sequence[int | str]) -> str:
         elif not part.startswith("<"):
             text += f".{part}" if text else part
     return text
-
-
-def quoted(value: Any) -> str:
-    """A value as an error message shows it."""
-    if isinstance(value, list | dict):
-        return "an array" if isinstance(value, list) else "an object"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    text = repr(value)
-    return text if len(text) <= MAX_QUOTED_CHARACTERS else text[:MAX_QUOTED_CHARACTERS] + "..."

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagewire.gateway.conversation.tools import definition_of
-from pagewire.grammars.dates import with_real_dates
 
 # As models write JSON. A model that may choose the white space can repeat it up to its token limit.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -84,12 +83,7 @@ class Parameters:
 
 def json_rule(schema: dict[str, Any]) -> str:
     """A value as JSON, with blanks as models write them."""
-    text = json.dumps({**schema, "x-guidance": _SPACING})
-    if '"date' in text:
-        value = json.loads(text)
-        with_real_dates(value)
-        text = json.dumps(value)
-    return f"%json {text}"
+    return f"%json {json.dumps({**schema, 'x-guidance': _SPACING})}"
 
 
 def values_of(schema: dict[str, Any]) -> list[Any] | None:

@@ -31,7 +31,7 @@ def enforced_calls(
         _, calls = _forced(options, tool_parser)
         if answer is not None and not _is_of_words(answer):
             raise _excluded(answer, "tool_choice")
-        return calls.constraint("start: calls", "tool_choice")
+        return calls.constraint("start: calls", "tools")
     strict = [tool for tool in options.offered if tool.strict]
     spec = TOOL_FORMATS[tool_parser]
     calls = CallGrammar(spec, options.offered, options.call_limit, strict_only=True)

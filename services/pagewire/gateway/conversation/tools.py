@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pagewire.errors import invalid
+from pagewire.errors import invalid, quoted
 from pagewire.gateway.conversation.limits import ToolLimits, count_nodes
 
 ToolMode = Literal["auto", "none", "required", "named"]
@@ -102,10 +102,12 @@ class ToolOptions:
             place = f"{tool.field}.name"
             if not _NAME.fullmatch(tool.name):
                 raise invalid(
-                    place, f"{place} is {tool.name[:60]!r}; use 1 to 128 letters, digits and _-./:"
+                    place, f"{place} is {quoted(tool.name)}; use 1 to 128 letters, digits and _-./:"
                 )
             if tool.name in names:
-                raise invalid(place, f"{place} is {tool.name!r}, as another tool's; rename one")
+                raise invalid(
+                    place, f"{place} is {quoted(tool.name)}, as another tool's; rename one"
+                )
             names.add(tool.name)
             nodes += count_nodes(tool.parameters, f"{tool.field}.{tool.schema_name}")
         limits.check("tools", len(self.to_text().encode()) if self.tools else 0, nodes)
@@ -117,7 +119,7 @@ class ToolOptions:
             raise invalid("tool_choice", "tool_choice asks for a call and needs tools; add them")
         if mode == "named" and name not in names:
             known = ", ".join(sorted(names))[:200]
-            raise invalid("tool_choice", f"tool_choice names {name[:60]!r}; tools are {known}")
+            raise invalid("tool_choice", f"tool_choice names {quoted(name)}; tools are {known}")
         if self.max_calls is not None and self.max_calls < 1 and mode in ("required", "named"):
             raise invalid(
                 "max_tool_calls",

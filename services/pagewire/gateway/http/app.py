@@ -32,6 +32,7 @@ from pagewire.gateway.errors import (
 )
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.http import models
+from pagewire.gateway.http.absent import advice
 from pagewire.gateway.http.body import read_body
 from pagewire.gateway.http.cross_origin import allow_origins
 from pagewire.gateway.http.request_log import GENERATIONS
@@ -317,6 +318,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     target = f"{request.method} {request.url.path}"
     message, headers = f"there is no route {target}", error.headers
+    if error.status_code == 404:
+        served = {route.path for route in request.app.routes}
+        if (words := advice(request.url.path, served)) is not None:
+            message += f": {words}"
     if error.status_code == 405:
         allowed = ", ".join(sorted((headers or {}).get("Allow", "").split(", ")))
         message, headers = f"{target} is not allowed; use {allowed}", {"allow": allowed}

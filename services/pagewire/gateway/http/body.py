@@ -4,6 +4,7 @@ import asyncio
 
 from starlette.requests import ClientDisconnect, Request
 
+from pagewire.errors import quoted
 from pagewire.gateway.errors import ApiError, ClientGoneError
 
 # So much of a body that is too large is read and dropped. A client that still writes would get a
@@ -62,13 +63,13 @@ def _check_content_type(request: Request) -> None:
     if given.partition(";")[0].strip().lower() != "application/json":
         raise ApiError(
             400,
-            f"the content type is {given!r}; send `content-type: application/json`",
+            f"the content type is {quoted(given)}; send `content-type: application/json`",
             code="unsupported_content_type",
         )
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.strip().lower() not in ("", "identity"):
         raise ApiError(
             400,
-            f"the content encoding is {encoding!r}; send the body without compression",
+            f"the content encoding is {quoted(encoding)}; send the body without compression",
             code="unsupported_content_encoding",
         )

@@ -8,6 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from pagewire.errors import quoted
 from pagewire.gateway.errors import ApiError
 
 KILL_PATH = "/engine/kill"
@@ -90,6 +91,6 @@ def _texts_in(body: bytes) -> dict[str, str]:
     found = {name: value for name, value in given.items() if value is not None}
     for name, value in found.items():
         if not isinstance(value, str):
-            message = f"{name} is {value!r}; it must be {_MEANINGS[name]}"
+            message = f"{name} is {quoted(value)}; it must be {_MEANINGS[name]}"
             raise ApiError(400, message, param=name)
     return found

@@ -7,9 +7,8 @@ from urllib.parse import quote
 
 from pydantic import BaseModel
 
-from pagewire.errors import invalid
+from pagewire.errors import invalid, quoted
 from pagewire.gateway.api.fields import Strict
-from pagewire.gateway.api.validation import quoted
 
 # Of the answer; it names the fields that were ignored.
 IGNORED_HEADER = "x-pagewire-ignored"

@@ -87,11 +87,12 @@ def too_large(sequence: Sequence) -> RequestError:
     )
 
 
-def deadline_passed(deadline_ms: int) -> RequestError:
-    """The request has not ended in time."""
+def deadline_passed(deadline_ms: int, generates: bool = True) -> RequestError:
+    """The request has not ended in time. One that does not generate has no max_tokens."""
+    less = " or lower max_tokens" if generates else ""
     return RequestError(
         Code.DEADLINE_EXCEEDED,
         f"the request did not end within its deadline_ms of {deadline_ms} ms; "
-        "give it more time or lower max_tokens",
+        f"give it more time{less}",
         "deadline_ms",
     )

@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 
-from pagewire.errors import Code, RequestError
+from pagewire.errors import MAX_QUOTED_NAME, Code, RequestError, quoted
 from pagewire.scheduler import metrics
 from pagewire.scheduler.core.sequence import State
 from pagewire.scheduler.requests.beam_request import BeamRequest
@@ -37,7 +37,8 @@ class OpenRequests:
         if request.owner in self._by_id.get(request.request_id, ()):
             return RequestError(
                 Code.INVALID_ARGUMENT,
-                f"request_id {request.request_id!r} is running already; choose another",
+                f"request_id {quoted(request.request_id, MAX_QUOTED_NAME)} is running already; "
+                "choose another",
                 "request_id",
             )
         return None

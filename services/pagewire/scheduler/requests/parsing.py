@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from pagewire.context_length import context_length_exceeded
-from pagewire.errors import Code, RequestError, invalid
+from pagewire.errors import MAX_QUOTED_NAME, Code, RequestError, invalid, quoted
 from pagewire.limits import MAX_LOGPROBS, MAX_NAME_LENGTH, MAX_REQUEST_ID_LENGTH
 from pagewire.packing import pack, pack_floats
 from pagewire.sampling import SamplingParams, StopConditions, numbers_of
@@ -64,7 +64,9 @@ def check_model(given: str, served: str) -> None:
     """NOT_FOUND unless the name is empty or that of the served model."""
     if given and given != served:
         raise RequestError(
-            Code.NOT_FOUND, f"model {given!r} does not exist; this server has {served!r}", "model"
+            Code.NOT_FOUND,
+            f"model {quoted(given, MAX_QUOTED_NAME)} does not exist; this server has {served!r}",
+            "model",
         )
 
 

@@ -332,7 +332,11 @@ def _template_variables(chat: pb.ChatInput, max_nodes: int) -> dict[str, Any]:
         )
     reserved = variables.keys() & RESERVED
     if reserved:
-        raise invalid("chat_template_kwargs", f"{reserved.pop()} cannot be set here")
+        raise invalid(
+            "chat_template_kwargs",
+            f"chat_template_kwargs.{min(reserved)} cannot be "
+            "set: chat templates get it from the request's other fields; remove it",
+        )
     return variables
 
 

@@ -139,7 +139,7 @@ class Intake:
         self._open.add(request)
         loop = asyncio.get_running_loop()
         if ms := message.deadline_ms:
-            late = failures.deadline_passed(ms)
+            late = failures.deadline_passed(ms, not message.HasField("pooling"))
             request.deadline = loop.call_later(ms / 1000, self._endings.fail, request, late)
         task = loop.create_task(self._parse_and_queue(incoming, request))
         self._open.begin_parsing(request, task)

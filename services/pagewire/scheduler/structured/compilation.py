@@ -12,8 +12,9 @@ from pagewire.errors import invalid
 from pagewire.grammars.limits import parser_limits
 from pagewire.models import eos_token_ids, resolve_model, resolve_tokenizer
 from pagewire.rpc.interceptors import UNDECODABLE
+from pagewire.scheduler.structured.embedded_schemas import embedded_schemas
 from pagewire.scheduler.structured.grammars import cannot_compile, field_of, grammar_text
-from pagewire.scheduler.structured.schema_checks import check_json, too_many
+from pagewire.scheduler.structured.schema_checks import check_json, check_schema, too_many
 from pagewire.tokenizer_conversion import tokenizer_file
 from pagewire.v1 import inference_pb2 as pb
 
@@ -46,13 +47,16 @@ def read_tokenizer(model: Path, tokenizer: Path | None = None) -> LLTokenizer:
 
 
 def check_size(output: pb.StructuredOutput, max_nodes: int) -> None:
-    """RequestError for a schema with too many JSON values, or for too many choices."""
+    """RequestError for a schema that is too large or not kept, and for too many choices."""
     field, kind = field_of(output), output.WhichOneof("kind")
     if kind == "choice":
         if len(output.choice.values) > max_nodes:
             raise too_many(field, len(output.choice.values), max_nodes)
     elif kind in ("json_schema", "structural_tag"):
         check_json(getattr(output, kind), field, max_nodes)
+    elif kind == "grammar":
+        for _, _, schema in embedded_schemas(output.grammar):
+            check_schema(schema, field, max_nodes)
 
 
 def compiled(output: pb.StructuredOutput, tokenizer: LLTokenizer) -> str:

@@ -8,6 +8,7 @@ from llguidance import LLMatcher, LLTokenizer, grammar_from
 
 from pagewire.errors import RequestError, invalid
 from pagewire.grammars.dates import with_real_dates
+from pagewire.scheduler.structured.embedded_schemas import with_kept_schemas
 from pagewire.scheduler.structured.structural_tag import is_special, structural_tag_grammar
 from pagewire.v1 import inference_pb2 as pb
 
@@ -41,16 +42,24 @@ def grammar_text(output: pb.StructuredOutput, tokenizer: LLTokenizer) -> str:
         if kind == "json_object":
             return _json_grammar(_ANY_OBJECT, output)
         if kind == "regex":
-            return LLMatcher.grammar_from_regex(output.regex)
+            return _regex_grammar(output.regex)
         if kind == "choice":
             return LLMatcher.grammar_from_lark(choice_lark(list(output.choice.values)))
         if kind == "grammar":
-            return grammar_from("grammar", output.grammar + _tag_rules(output, tokenizer))
+            kept = with_kept_schemas(output.grammar)
+            return grammar_from("grammar", kept + _tag_rules(output, tokenizer))
         assert kind == "structural_tag"
         options = _json_options(output)
         return structural_tag_grammar(output.structural_tag, field, tokenizer, options)
     except ValueError as error:
         raise cannot_compile(field, str(error)) from error
+
+
+def _regex_grammar(regex: str) -> str:
+    # llguidance drops it.
+    if (len(regex) - len(regex.rstrip("\\"))) % 2:
+        raise ValueError("it ends with a backslash that escapes nothing")
+    return LLMatcher.grammar_from_regex(regex)
 
 
 def _tag_rules(output: pb.StructuredOutput, tokenizer: LLTokenizer) -> str:
@@ -84,6 +93,8 @@ def cannot_compile(field: str, reason: str) -> RequestError:
         return invalid(field, f"{field} has keywords that are not supported: {keys}; remove them")
     if _UNSUPPORTED_ONE_OF.match(reason) is not None:
         reason = "oneOf with branches that overlap is not supported; use anyOf"
+    if reason == "NoExtensionBias":
+        return invalid(field, f"{field} allows no text at all; correct it")
     return invalid(field, f"{field} cannot be compiled: {shortened(reason)}")
 
 

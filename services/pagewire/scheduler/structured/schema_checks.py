@@ -8,16 +8,21 @@ from pagewire.grammars.dates import schemas_in
 
 
 def check_json(text: str, field: str, max_nodes: int) -> None:
-    """RequestError for text that is not JSON or has too many values, or a schema that is not kept.
-
-    llguidance counts pairs for `minProperties`, and an output may have a pair twice.
-    """
+    """RequestError for text that is not JSON, and for a schema that `check_schema` refuses."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise invalid(field, f"{field} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise invalid(field, f"{field} is not a JSON object; give a schema as an object")
+    check_schema(value, field, max_nodes)
+
+
+def check_schema(value: Any, field: str, max_nodes: int) -> None:
+    """RequestError for a schema that has too many values, or that is not kept.
+
+    llguidance counts pairs for `minProperties`, and an output may have a pair twice.
+    """
     nodes = _count(value)
     if nodes > max_nodes:
         raise too_many(field, nodes, max_nodes)

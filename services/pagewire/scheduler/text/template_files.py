@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from pagewire.json_files import read_json_object
+from pagewire.models import read_chat_template
 from pagewire.scheduler.text.chat_template import DEFAULT, ChatTemplate
 
 _FILE = "chat_template.jinja"
@@ -20,11 +21,7 @@ def load_chat_template(folder: Path, file: Path | None = None) -> ChatTemplate |
     """
     variables = special_tokens(folder)
     if file is not None:
-        try:
-            source = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"--chat-template {file} cannot be read: {error}") from error
-        return ChatTemplate(source, variables)
+        return ChatTemplate(read_chat_template(file), variables)
     sources = _sources(folder)
     return ChatTemplate(sources, variables) if sources else None
 

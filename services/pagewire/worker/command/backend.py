@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from pagewire.errors import quoted
 from pagewire.packing import Int32Array
 from pagewire.sampling import NUMBERS
 from pagewire.v1 import worker_pb2 as worker_pb
@@ -239,7 +240,7 @@ class CommandBackend:
             sequence = self._by_id.get(piece.id)
             if sequence is None:
                 if not (piece.id.isdecimal() and 0 < int(piece.id) <= self._last_id):
-                    raise NonsenseError(f"it never got the id {piece.id[:80]!r}")
+                    raise NonsenseError(f"it never got the id {quoted(piece.id)}")
                 return  # it was cancelled meanwhile
             sequence.receive(piece, self._text if self._ready.writes_text else None)
             self._changed.notify_all()

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pagewire.errors import quoted
 from pagewire.limits import INT32_MAX
 
 # Of what the program writes; a longer line is taken for noise.
 MAX_LINE_BYTES = 1 << 20
-_QUOTED = 80  # characters of a line that a message quotes
+_MAX_LINE_QUOTED = 80  # characters of a line that a message quotes
 
 
 class NonsenseError(Exception):
@@ -134,7 +135,7 @@ def _object(line: bytes) -> dict[str, Any]:
 def _refuse_unknown(given: Mapping[str, Any], known: set[str], line: bytes) -> None:
     for name in given:
         if name not in known:
-            raise NonsenseError(f"{_quoted(line)} has the unknown field {name[:_QUOTED]!r}")
+            raise NonsenseError(f"{_quoted(line)} has the unknown field {quoted(name)}")
 
 
 def _is_text(given: Mapping[str, Any], name: str) -> bool:
@@ -149,5 +150,4 @@ def _is_count(value: Any, least: int) -> bool:
 
 
 def _quoted(line: bytes) -> str:
-    text = repr(line.decode(errors="replace").strip())
-    return text if len(text) <= _QUOTED else text[:_QUOTED] + "..."
+    return quoted(line.decode(errors="replace").strip(), _MAX_LINE_QUOTED)

@@ -47,7 +47,7 @@ class HostCache:
         parts, _, values = blocks.shape
         memory = _pages(num_blocks * parts * values * blocks.itemsize)
         if self._device.type == "cuda":
-            pin(memory)
+            pin(memory, "KV", "--host-memory-gb")
             weakref.finalize(self, unpin, memory.data_ptr()).atexit = False
         return memory.view(blocks.dtype).view(num_blocks, parts, values).transpose(0, 1)
 

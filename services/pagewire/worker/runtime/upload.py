@@ -27,17 +27,18 @@ def upload(device: torch.device, *arrays: Int32Array) -> tuple[Tensor, ...]:
     return tuple(piece[: len(array)] for piece, array in zip(pieces, arrays, strict=True))
 
 
-def pin(memory: Tensor) -> None:
+def pin(memory: Tensor, content: str, flag: str) -> None:
     """Pins memory that begins at a page; SetupError if the driver refuses it.
 
+    The error says what the memory is for, and which flag makes it smaller.
     Torch rounds its own pinned allocations to powers of two, which can waste half of the memory.
     `unpin` it before it is freed: else the driver takes the next memory at its address for pinned.
     """
     status = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
     if status:
         raise SetupError(
-            f"{memory.nbytes / 1e9:.3g} GB of the host's memory cannot be pinned (CUDA error "
-            f"{status}); lower --host-memory-gb or raise the limit of locked memory"
+            f"{memory.nbytes / 1e9:.3g} GB of the host's memory, for {content}, cannot be pinned "
+            f"(CUDA error {status}); lower {flag} or raise the limit of locked memory"
         )
 
 

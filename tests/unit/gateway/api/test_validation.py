@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ import pytest_asyncio
 from pagewire.config import GatewayConfig
 from pagewire.gateway.api.chat import Message
 from pagewire.gateway.conversation.turns import Turn
+from pagewire.gateway.http.absent import ABSENT
 from support.scripted.in_process_gateway import in_process_gateway
 from support.scripted.scripted_scheduler import ScriptedScheduler
 
@@ -18,6 +20,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 LIMIT = 200_000
+API_PAGE = Path(__file__).parents[4] / "docs/api.md"
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -468,6 +471,109 @@ async def test_unknown_routes_and_methods_are_refused(client: httpx.AsyncClient)
     assert "POST" in wrong.json()["error"]["message"]
     unknown = await client.get("/v1/models/org/other")
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+
+
+LONG = "x" * 500
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        chat(truncation_side=LONG),
+        chat(prediction={"type": LONG, "content": "a"}),
+        chat(logit_bias={LONG: 1}),
+        tools({"name": "f"}, tool_choice=LONG),
+        tools({"name": "f"}, tool_choice={"type": LONG, "function": {"name": "f"}}),
+        tools({"name": "f"}, tool_choice={"type": "function", "function": {"name": LONG}}),
+        tools({"name": LONG}),
+        ("/v1/embeddings", json.dumps({"input": "a", "encoding_format": LONG})),
+        ("/v1/embeddings", json.dumps({"input": "a", "truncation_side": LONG})),
+        complete(model=LONG),
+    ],
+)
+async def test_values_that_are_cut_in_messages_say_so(
+    client: httpx.AsyncClient, path: str, body: str
+) -> None:
+    answer = await client.post(path, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code in (400, 404)
+    message = answer.json()["error"]["message"]
+    assert "xxxxxxxxxxxxx..." in message
+    assert LONG[:201] not in message
+
+
+@pytest.mark.parametrize(("endpoint", "words"), ABSENT.items())
+async def test_endpoints_of_vllm_are_refused_with_the_words_of_the_table(
+    client: httpx.AsyncClient, endpoint: str, words: str
+) -> None:
+    method, _, path = endpoint.replace("{id}", "resp_1").partition(" ")
+    answer = await client.request(method, path)
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"] == f"there is no route {method} {path}: {words}"
+    assert f"| `{endpoint}` | 404: {words} |" in API_PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/messages", "/v1/messages"),
+        ("/v1/tokenize", "/tokenize"),
+        ("/v1/embeddings/", "/v1/embeddings"),
+    ],
+)
+async def test_a_path_of_a_wrong_base_url_is_refused_with_the_right_one(
+    client: httpx.AsyncClient, path: str, meant: str
+) -> None:
+    answer = await client.post(path, json={})
+    assert answer.status_code == 404
+    assert f"POST {path}: use {meant}; the client's base URL" in answer.json()["error"]["message"]
+
+
+async def test_a_path_that_is_like_no_other_has_no_advice(client: httpx.AsyncClient) -> None:
+    for path in ("/v1/", "/favicon.ico"):
+        message = (await client.get(path)).json()["error"]["message"]
+        assert message == f"there is no route GET {path}"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        (*complete(prompt=None), "prompt is null: it must be a string, token ids, or an array"),
+        (
+            *complete(guided_json=[]),
+            "guided_json is an array: it must be an object, or an object's",
+        ),
+        (
+            *chat(structured_outputs={"json": True}),
+            "structured_outputs.json is true: it must be an object, or an object's JSON",
+        ),
+        (
+            *chat(structured_outputs={"structural_tag": 5}),
+            "structured_outputs.structural_tag is 5: it must be an object, or an object's JSON",
+        ),
+        (
+            "/v1/messages",
+            json.dumps(
+                {
+                    "max_tokens": 1,
+                    "messages": [
+                        {
+                            "role": "assistant",
+                            "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}],
+                        }
+                    ],
+                }
+            ),
+            "messages[0].content has a tool_use, which cannot be continued; send its tool_result",
+        ),
+    ],
+)
+async def test_messages_of_errors_speak_of_json(
+    client: httpx.AsyncClient, path: str, body: str, message: str
+) -> None:
+    answer = await client.post(path, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(message)
 
 
 async def test_models_are_listed(client: httpx.AsyncClient) -> None:

@@ -163,6 +163,68 @@ def test_what_is_not_enforced_is_refused_by_name(value: Any, words: str) -> None
     assert len(refused.value.message) < 1000
 
 
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"type": "object", "minProperties": 2}, "minProperties 2"),
+        ({"properties": {"a": {"anyOf": [{"minProperties": 3}]}}}, "minProperties 3"),
+        ({"x-guidance": {"lenient": True}, "uniqueItems": True}, "uniqueItems"),
+        ({"x-guidance": {"coerce_one_of": True}, "oneOf": [{}, {}]}, "anyOf"),
+        ({"enum": list(range(5000))}, "5002 values"),
+    ],
+)
+@pytest.mark.parametrize(
+    "lark",
+    [
+        'start: "a" | b\nb: %jsonSCHEMA',
+        'start: "%json {" /[%json\\/]/ | b // "\nb: %json\n SCHEMA\n# /',
+        'start: "a" | b\nb: (%json SCHEMA "," %json {"type": "object"})*',
+        'start: %regex {"substring_chars": "/"} | b\nb: %json SCHEMA',
+        "start: <|im_start|> a | b\na: /[^%]/\nb: %json SCHEMA",
+    ],
+)
+def test_schemas_within_a_grammar_are_checked_as_others_are(
+    lark: str, value: Any, words: str
+) -> None:
+    with pytest.raises(RequestError) as refused:
+        grammar(grammar=lark.replace("SCHEMA", json.dumps(value)), field_name="f")
+    assert refused.value.field == "f"
+    assert words in refused.value.message
+
+
+def test_dates_within_a_grammar_exist() -> None:
+    date = '{"type": "string", "format": "date", "x-guidance": {"whitespace_flexible": false}}'
+    made = grammar(grammar=f'start: "on %json {{" %json {date} "." (%json {{"enum": [1]}})?')
+    assert accepts('on %json {"2024-02-29".', made)
+    assert accepts('on %json {"2024-02-29".1', made)
+    assert not accepts('on %json {"2023-02-29".', made)
+
+
+def test_text_that_looks_like_a_schema_is_none() -> None:
+    hidden = '%json {"minProperties": 9}'
+    regex = r'/a%json \{"minProperties": 9\}/'
+    made = grammar(grammar=f"start: {json.dumps(hidden)} {regex} // {hidden}")
+    assert accepts(f"{hidden}a{hidden}", made)
+
+
+@pytest.mark.parametrize(
+    ("regex", "words"),
+    [
+        ("a\\", "f cannot be compiled: it ends with a backslash that escapes nothing"),
+        ("a\\\\\\", "f cannot be compiled: it ends with a backslash that escapes nothing"),
+        (r"[^\x00-\x{10FFFF}]", "f allows no text at all"),
+    ],
+)
+def test_a_regex_that_cannot_be_kept_is_refused(regex: str, words: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        grammar(regex=regex, field_name="f")
+    assert refused.value.message.startswith(words)
+
+
+def test_a_regex_may_end_with_an_escaped_backslash() -> None:
+    assert accepts("a\\", grammar(regex="a\\\\"))
+
+
 def test_min_properties_that_required_names_fulfil_is_accepted() -> None:
     schema({**OBJECT, "minProperties": 1})
     schema({"enum": [{"minProperties": 9}], "properties": {"minProperties": {}}})

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pagewire import hub as hub_module
+from pagewire.cli.errors import CommandError
 from pagewire.cli.launch.model_files import with_model_files
 from pagewire.hub import DownloadError, fetch_model
 from pagewire.models import resolve_model, resolve_tokenizer, served_name
@@ -340,3 +341,19 @@ def test_a_tokenizer_may_come_from_another_model(hub: Hub, tmp_path: Path) -> No
     local = {"model": NAME, "tokenizer": str(tmp_path)}
     assert with_model_files(local, weights=False)["tokenizer"] == str(tmp_path)
     assert resolve_tokenizer(NAME, str(tmp_path)) == tmp_path
+
+
+def test_a_chat_template_is_read_before_a_download(hub: Hub, tmp_path: Path) -> None:
+    hub.add(NAME, SMALL | SINGLE)
+    values = {"model": NAME, "chat_template": str(tmp_path)}
+    with pytest.raises(CommandError, match=rf"--chat-template {tmp_path} cannot be read: Is a dir"):
+        with_model_files(values)
+    file = tmp_path / "chat.jinja"
+    file.write_bytes(b"\xff")
+    values["chat_template"] = str(file)
+    with pytest.raises(CommandError, match="cannot be read: it is not text in UTF-8; give a file"):
+        with_model_files(values)
+    assert hub.downloaded() == set()
+    file.write_text("{{ messages }}")
+    with_model_files(values)
+    with_model_files({**values, "chat_template": "/absent", "skip_tokenizer": True})

@@ -5,10 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, JsonValue, Tag
 
-from pagewire.errors import RequestError, invalid
+from pagewire.errors import RequestError, invalid, quoted
 from pagewire.gateway.api.fields import Strict, string_or_array
 from pagewire.gateway.api.messages.unsupported import BLOCK_HINTS
-from pagewire.gateway.api.validation import quoted
 from pagewire.gateway.conversation.turns import ToolCall, Turn
 
 # Stands before the text of a tool's result that is an error; chat templates have no mark for that.

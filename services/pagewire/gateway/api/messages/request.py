@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, JsonValue, Tag, create_model
 
-from pagewire.errors import invalid
+from pagewire.errors import invalid, quoted
 from pagewire.gateway.api.conversation_job import conversation_job
 from pagewire.gateway.api.fields import Effort, GenerationFields, Strict, string_or_array
 from pagewire.gateway.api.job import Job
@@ -21,7 +21,6 @@ from pagewire.gateway.api.messages.unsupported import (
 )
 from pagewire.gateway.api.structured import json_output
 from pagewire.gateway.api.tokenization import TextCall
-from pagewire.gateway.api.validation import quoted
 from pagewire.gateway.conversation.conversation import Conversation, ReasoningOptions
 from pagewire.gateway.models import ServedModel
 from pagewire.v1 import inference_pb2 as pb
@@ -109,11 +108,19 @@ class MessagesRequest(GenerationFields):
         if not self.messages:
             raise invalid("messages", "messages is empty; give at least one")
         system = None if self.system is None else text_of(self.system, "system")
+        turns = turns_of(system, self.messages)
+        if self.continues and turns[-1].tool_calls:
+            field = f"messages[{len(self.messages) - 1}].content"
+            raise invalid(
+                field,
+                f"{field} has a tool_use, which cannot be continued; send its tool_result in a "
+                "message of the user",
+            )
         thinks = self._thinks()
         effort = None if self.output_config is None else self.output_config.effort
         variables: dict[str, Any] = dict.fromkeys(_VARIABLES, thinks)
         return Conversation(
-            turns_of(system, self.messages),
+            turns,
             tool_options(self.tools or [], self.tool_choice),
             ReasoningOptions(included=thinks, effort=effort),
             variables,

@@ -4,10 +4,9 @@ from typing import Annotated
 
 from pydantic import Field, JsonValue
 
-from pagewire.errors import invalid
+from pagewire.errors import invalid, quoted
 from pagewire.gateway.api.fields import Strict
 from pagewire.gateway.api.messages.unsupported import TOOL, TOOL_HINTS
-from pagewire.gateway.api.validation import quoted
 from pagewire.gateway.conversation.tools import Tool, ToolChoice, ToolMode, ToolOptions
 
 _MODES: dict[str, ToolMode] = {

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, Tag
 
 from pagewire.context_length import context_length_exceeded
-from pagewire.errors import invalid
+from pagewire.errors import invalid, quoted
 from pagewire.gateway.api.fields import Int32, Tokens, one_or_more_inputs
 from pagewire.gateway.api.formatting import Envelope, PooledForm, json_utf8
 from pagewire.gateway.api.job import Job
@@ -49,7 +49,7 @@ class EmbeddingRequest(PooledFields):
         if self.encoding_format not in (None, "float", "base64"):
             raise invalid(
                 "encoding_format",
-                f"encoding_format is {self.encoding_format[:60]!r}; it must be float or base64",
+                f"encoding_format is {quoted(self.encoding_format)}; it must be float or base64",
             )
         if self.dimensions is not None and self.dimensions < 1:
             raise invalid("dimensions", f"dimensions is {self.dimensions}; it must be at least 1")
@@ -99,7 +99,7 @@ class EmbeddingRequest(PooledFields):
         if self.truncation_side not in (None, "left", "right"):
             raise invalid(
                 "truncation_side",
-                f"truncation_side is {self.truncation_side[:60]!r}; it must be left or right, the "
+                f"truncation_side is {quoted(self.truncation_side)}; it must be left or right, the "
                 "side where the input is cut",
             )
         return self.truncation_side == "right"

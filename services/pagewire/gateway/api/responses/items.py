@@ -4,10 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from pagewire.errors import RequestError, invalid
+from pagewire.errors import RequestError, invalid, quoted
 from pagewire.gateway.api.fields import Strict, string_or_array
 from pagewire.gateway.api.responses.unsupported import CALL, ITEM_HINTS, PART_HINTS
-from pagewire.gateway.api.validation import quoted
 from pagewire.gateway.conversation.turns import ToolCall, Turn
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}

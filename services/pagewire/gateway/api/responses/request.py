@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, JsonValue, Tag, create_model
 
-from pagewire.errors import invalid
+from pagewire.errors import invalid, quoted
 from pagewire.gateway.api.conversation_job import conversation_job
 from pagewire.gateway.api.events import members
 from pagewire.gateway.api.fields import (
@@ -33,7 +33,6 @@ from pagewire.gateway.api.responses.unsupported import (
     TEXT_HINTS,
 )
 from pagewire.gateway.api.structured import json_output
-from pagewire.gateway.api.validation import quoted
 from pagewire.gateway.conversation.conversation import Conversation, ReasoningOptions
 from pagewire.gateway.models import ServedModel
 from pagewire.v1 import inference_pb2 as pb

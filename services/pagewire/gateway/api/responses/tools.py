@@ -4,10 +4,9 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, JsonValue, Tag
 
-from pagewire.errors import invalid
+from pagewire.errors import invalid, quoted
 from pagewire.gateway.api.fields import Strict
 from pagewire.gateway.api.responses.unsupported import FUNCTION, FUNCTION_HINTS
-from pagewire.gateway.api.validation import quoted
 from pagewire.gateway.conversation.tools import Tool, ToolChoice, ToolMode, ToolOptions
 
 _MODES: dict[str, ToolMode] = {"auto": "auto", "none": "none", "required": "required"}

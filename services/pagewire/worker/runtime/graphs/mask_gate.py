@@ -44,7 +44,7 @@ class MaskGate:
     def __init__(self, memory: MaskMemory, device: torch.device) -> None:
         """Pins `memory`."""
         pages = torch.from_numpy(memory.bytes)
-        pin(pages)
+        pin(pages, "masks of structured output", "--num-slots")
         weakref.finalize(self, unpin, pages.data_ptr()).atexit = False  # before it is freed
         self._host = torch.from_numpy(memory.masks)
         self._ready = memory.ready.ctypes.data

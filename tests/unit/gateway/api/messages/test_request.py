@@ -204,7 +204,8 @@ def test_stop_sequences_and_effort() -> None:
                         "content": [
                             {"type": "tool_use", "id": "1", "name": "f", "input": nested(40)}
                         ],
-                    }
+                    },
+                    {"role": "user", "content": "go on"},
                 ]
             },
             "messages[0].content[0].input",
