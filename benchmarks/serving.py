@@ -84,7 +84,7 @@ WORKLOADS = {f.__name__: f for f in (*USUAL, long_decode)}
 SEEDS = {name: seed for seed, name in enumerate(WORKLOADS)}
 SHIFT = 7919  # of all ids from one round to the next
 LINES = (*WORKLOADS, *(f"http-{clients}" for clients in HTTP_REQUESTS))
-DEFAULT_LINES = [line for line in LINES if line != long_decode.__name__]
+DEFAULT_LINES = ",".join(line for line in LINES if line != long_decode.__name__)
 
 
 def settings() -> dict[str, Setting]:
@@ -97,7 +97,7 @@ def settings() -> dict[str, Setting]:
 def main(
     values: dict[str, Any],
     *,
-    only: Annotated[str, typer.Option(help=f"Some of {', '.join(LINES)}.")] = ",".join(DEFAULT_LINES),
+    only: Annotated[str, typer.Option(help=f"Some of {', '.join(LINES)}.")] = DEFAULT_LINES,
     rounds: Annotated[int, typer.Option(min=1, help="How often each workload runs.")] = 2,
     output: Annotated[Path | None, typer.Option(help="File for the figures, JSON lines.")] = None,
 ) -> None:
