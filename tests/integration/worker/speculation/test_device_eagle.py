@@ -8,20 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from pagewire.v1 import worker_pb2 as pb
-from pagewire.worker.ops.contract.drafts import MODEL
-from pagewire.worker.protocol.steps.device_drafts import DeviceDrafts
-from pagewire.worker.protocol.steps.device_plan import DevicePlan
-from pagewire.worker.protocol.steps.draft_rows import first_rows
-from pagewire.worker.runtime import device_drafts
-from pagewire.worker.runtime.graphs.backend import GraphBackend
 from support.device_drafts import drafting
 from support.drafted_sequences import check_same
+from support.eagle_guesses import backend_of, check_guesses, four_drafts
 from support.eagle_heads import (
     BIGRAM_VOCAB,
     NEVER_GUESSED,
@@ -31,13 +25,12 @@ from support.eagle_heads import (
     save_head,
 )
 from support.models.copied_start import BLOCK_SIZE, run_copied_start
-from support.models.step_driver import LocalWorker, Sequence, StepDriver, local_worker
+from support.models.step_driver import Sequence, StepDriver, local_worker
 from support.models.tiny_models import VOCAB, save_model
 
 DRAFTER = pb.DRAFTER_DRAFT_MODEL
 GREEDY = pb.SlotSampling(top_p=1)
 INPUTS = (0, 1, 2)  # of models of three layers
-Guesses = list[tuple[int, int, list[int]]]  # slot, position of the last token, tokens
 
 
 def eagle(monkeypatch: pytest.MonkeyPatch, folder: Path, **settings: Any) -> Any:
@@ -45,34 +38,6 @@ def eagle(monkeypatch: pytest.MonkeyPatch, folder: Path, **settings: Any) -> Any
     defaults = {"num_blocks": 512, "max_model_len": 512, "worker_max_num_batched_tokens": 128}
     given = {"speculate": "eagle", "draft_model": str(folder / "head")}
     return local_worker(folder / "model", drafting(monkeypatch), **defaults | given | settings)
-
-
-def backend_of(worker: LocalWorker) -> GraphBackend:
-    backend = worker.loaded.backend
-    assert isinstance(backend, GraphBackend)
-    return backend
-
-
-def recorded(backend: GraphBackend) -> Guesses:
-    """All guesses that the backend's head makes from now on."""
-    made: Guesses = []
-    passes, history = backend._passes, backend._slots.history
-    assert passes is not None
-    assert history is not None
-    launch = passes.launch
-
-    def recording(plan: DevicePlan, *more: Any) -> None:
-        before = history.guessed.clone()
-        launch(plan, *more)
-        for slot in plan.decode_slots[first_rows(plan)].tolist():
-            count = int(history.guessed[slot])
-            if count and not before[slot]:
-                assert history.drafters[slot] == MODEL
-                guesses = history.guesses[slot, :count].tolist()
-                made.append((slot, int(history.positions[slot]), guesses))
-
-    passes.launch = recording  # type: ignore[method-assign]
-    return made
 
 
 @pytest.mark.parametrize("variant", ["llama", "granite", "gemma2", "mistral-window", "deepseek-v3"])
@@ -85,7 +50,7 @@ async def test_guesses_are_those_of_the_definition(
         tmp_path / "head", tmp_path / "model", 150, eagle_aux_hidden_state_layer_ids=INPUTS
     )
     reference = ReferenceHead(head, target, INPUTS)
-    await check_guesses(monkeypatch, tmp_path, reference, VOCAB)
+    await check(monkeypatch, tmp_path, reference, vocabulary=VOCAB)
 
 
 async def test_guesses_behind_right_ones_are_those_of_the_definition(
@@ -95,34 +60,15 @@ async def test_guesses_behind_right_ones_are_those_of_the_definition(
     head = save_bigram_head(tmp_path / "head", tmp_path / "model")
     target = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     reference = ReferenceHead(head, target, (2, 3, 3))
-    await check_guesses(monkeypatch, tmp_path, reference, BIGRAM_VOCAB, right=10)
+    await check(monkeypatch, tmp_path, reference, vocabulary=BIGRAM_VOCAB, right=10)
 
 
-async def check_guesses(
-    monkeypatch: pytest.MonkeyPatch,
-    folder: Path,
-    reference: ReferenceHead,
-    vocabulary: int,
-    right: int = 0,
+async def check(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, reference: ReferenceHead, **wanted: int
 ) -> None:
-    """Runs the model and the head in `folder`, of whose drafts at least `right` are right."""
-    monkeypatch.setattr(device_drafts, "SURE_MATCH", 1000)  # no other drafter guesses
-    monkeypatch.setattr(DeviceDrafts, "_lengths", lambda _, slots, *__: np.full(len(slots), 4))
-    prompts = ([(i * 61 + j * j * 7) % vocabulary for j in range(20 + 9 * i)] for i in range(3))
-    ran = [Sequence(prompt, 24, sampling=GREEDY) for prompt in prompts]
+    four_drafts(monkeypatch)
     async with eagle(monkeypatch, folder) as worker:
-        made = recorded(backend_of(worker))
-        driver = StepDriver(worker.stream(), worker.limits)
-        await driver.run(ran, chunk=16, run_ahead=3)
-    assert worker.fatal == []
-    assert driver.accepted[DRAFTER] >= right
-    assert len(made) >= 15
-    assert max(len(guesses) for _, _, guesses in made) == 4
-    by_slot = {sequence.slot: sequence.tokens + sequence.output for sequence in ran}
-    for slot, position, guesses in made:
-        if position < len(by_slot[slot]):  # an ended sequence has no next token
-            known = by_slot[slot][: position + 1]
-            assert guesses == reference.guesses(known, len(guesses))
+        await check_guesses(worker, reference, **wanted)
 
 
 @pytest.mark.parametrize(
