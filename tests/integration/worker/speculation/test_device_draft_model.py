@@ -16,6 +16,7 @@ from pagewire.worker.runtime.graphs.backend import GraphBackend
 from support.device_drafts import drafting
 from support.drafted_sequences import check_resumption, check_same, repetitive, sampling, sequences
 from support.eagle_heads import save_head
+from support.models.constrained_sequences import constrained
 from support.models.step_driver import LocalWorker, Sequence, StepDriver, local_worker
 from support.models.tiny_models import save_model
 from support.shortened_model import save_shortened
@@ -112,6 +113,7 @@ async def test_after_each_step_the_draft_model_has_the_kv_of_all_tokens(
     ran.append(Sequence(repetitive(3), LENGTH, sampling=sampling()))
     penalized = sampling(presence_penalty=0.3)  # it has no drafts
     ran.append(Sequence(prompt(11), LENGTH, sampling=penalized))
+    ran.append(constrained(1))  # its tokens are drawn in other graphs
     async with drafted(monkeypatch, draft) as worker:
         driver = StepDriver(worker.stream(), worker.limits)
         await driver.run(ran, run_ahead=3, chunk=16)
