@@ -1,6 +1,8 @@
 """The gain of drafts on a GPU: decode steps with and without them, the output forced to a text.
 
     python benchmarks/gpu/speculation.py --model DIR [--clients 1 8 64] [--kinds chat] [--output F]
+    python benchmarks/gpu/speculation.py --model DIR --draft-model DIR [--depths 0 1 3 5]
+    python benchmarks/gpu/speculation.py --model DIR --eagle DIR [--depths 0 1 3 5]
 
 DIR needs a config.json only: the weights are random. Each token is drawn as usual, then replaced by
 the next one of a text (`--forced-texts`): all work is done, and drafts are right as often as in
@@ -15,6 +17,11 @@ One process plans, submits and reads steps two ahead, without scheduler and HTTP
 that drafts and one that does not, with the same weights and KV pool. Outputs are cut into parts,
 and the two backends take turns part by part, so both have the same clock and temperature. A ratio
 is the median over all parts. The KV of prompts is zeros, as no token depends on it.
+
+With a draft model or an EAGLE head no text is forced, because random weights guess nothing right.
+What is measured is the time of steps with so many drafts of each sequence, over that of steps
+without drafter: the tokens that a sequence must get in a step, its drafts included, to gain. Its
+first `depth` drafts, each right with probability p, give 1 + p + ... + p^depth.
 """
 
 import argparse
@@ -27,6 +34,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +45,7 @@ import numpy as np
 from pagewire.bench.results import Figure, command_line, write_rows
 from pagewire.config import WorkerConfig
 from pagewire.packing import Int32Array
+from pagewire.worker.protocol.steps import device_drafts
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
 from pagewire.worker.protocol.steps.slots import Slots
 from pagewire.worker.protocol.steps.step import Start, Step, StepSampling
@@ -204,8 +213,9 @@ class Part:
 class Run:
     """Sequences on one backend, from their prompts on."""
 
-    def __init__(self, backend: GraphBackend, texts: list[Text]) -> None:
-        self._backend, self._texts = backend, texts
+    def __init__(self, backend: GraphBackend, texts: list[Text], forced: bool = True) -> None:
+        """`forced`: whether the outputs are those of `texts`."""
+        self._backend, self._texts, self._forced = backend, texts, forced
         self._slots = Slots(backend.limits, None, backend.row_costs)
         self._number = 0
         self._outputs: list[list[int]] = [[] for _ in texts]
@@ -230,7 +240,7 @@ class Run:
         part.seconds = time.perf_counter() - begin
         self._take(*pending.pop(0))
         for output, text in zip(self._outputs, self._texts, strict=True):
-            if output != text.output[: len(output)]:
+            if self._forced and output != text.output[: len(output)]:
                 sys.exit("an output is not its text")
         return part
 
@@ -279,11 +289,17 @@ def blocks_of(text: Text) -> int:
     return -(-(len(text.prompt) + OUTPUT) // BLOCK)
 
 
-def load(model: str, texts: list[Text], clients: int) -> tuple[GraphBackend, GraphBackend]:
-    """A backend without drafts and one with them, of the same weights and KV pool."""
+def load(
+    model: str, texts: list[Text], clients: int, drafter: dict[str, str] | None = None
+) -> tuple[GraphBackend, GraphBackend]:
+    """A backend without drafts and one with them, of the same weights and KV pool.
+
+    `drafter` are the settings of a draft model or a head.
+    """
     with tempfile.TemporaryDirectory() as folder:
         forced = Path(folder, "texts.jsonl")
         write_texts(forced, texts)
+        suffixes = {"speculate": "suffix", "forced_texts": str(forced)}
         config = WorkerConfig(
             model=model,
             load_format="dummy",
@@ -291,8 +307,7 @@ def load(model: str, texts: list[Text], clients: int) -> tuple[GraphBackend, Gra
             block_size=BLOCK,
             num_blocks=1 + clients * max(map(blocks_of, texts)),
             max_model_len=2048,
-            speculate="suffix",
-            forced_texts=str(forced),
+            **(drafter or suffixes),
         )
         drafting = load_worker(config).backend
     assert isinstance(drafting, GraphBackend)
@@ -355,20 +370,74 @@ def measure(
     return figures
 
 
+def measure_depths(
+    name: str,
+    plain: GraphBackend,
+    drafting: GraphBackend,
+    texts: list[Text],
+    clients: int,
+    depths: list[int],
+) -> list[Figure]:
+    """Prints and returns the times of steps with so many drafts of each sequence."""
+    figures = []
+    for depth in depths:
+        with ExitStack() as stack:
+            stack.enter_context(patch.object(device_drafts, "UNTRIED_STEPS", 1 << 30))
+            stack.enter_context(
+                patch.object(
+                    device_drafts.DeviceDrafts,
+                    "_lengths",
+                    lambda _, slots, *__, depth=depth: np.full(len(slots), depth, np.int32),
+                )
+            )
+            runs = [Run(each, texts[:clients], forced=False) for each in (plain, drafting)]
+            times: tuple[list[float], list[float]] = ([], [])
+            drafted = Part()
+            for number in range(PARTS + 1):
+                length = round(MEASURED * OUTPUT * (number + 1) / (PARTS + 1))
+                for which in (0, 1) if number % 2 else (1, 0):
+                    part = runs[which].advance(length)
+                    if number and part.steps:  # the first part warms up
+                        times[which].append(part.seconds / part.steps * 1e3)
+                        drafted += part if which else Part()
+        without, found = map(statistics.median, times)
+        ratios = [b / a for a, b in zip(*times, strict=False)]
+        low, ratio, high = statistics.quantiles(ratios, n=4)
+        print(
+            f"{name} {clients:3d} clients, {depth} drafts: {found:.2f} ms, without {without:.2f} "
+            f"ms, ratio {ratio:.3f} (quartiles {low:.3f}, {high:.3f}); "
+            f"{drafted.tokens / max(1, drafted.steps) / clients:.2f} tokens a row",
+            flush=True,
+        )
+        figures.append(Figure(f"{name}/depth {depth}/{clients}/step", found, "ms"))
+        figures.append(Figure(f"{name}/depth {depth}/{clients}/ratio", ratio, "ratio"))
+    return figures
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64, 256])
     parser.add_argument("--kinds", nargs="+", default=["code", "json", "chat", "new"])
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--draft-model", help="folder of a draft model")
+    parser.add_argument("--eagle", help="folder of an EAGLE head")
+    parser.add_argument("--depths", type=int, nargs="+", default=[0, 1, 3, 5])
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     texts = {kind: some for kind, some in all_texts().items() if kind in options.kinds}
     every = [text for some in texts.values() for text in some]
-    plain, drafting = load(options.model, every, max(options.clients))
+    drafter = None
+    if (folder := options.eagle or options.draft_model) is not None:
+        drafter = {"speculate": "eagle" if options.eagle else "draft", "draft_model": folder}
+    plain, drafting = load(options.model, every, max(options.clients), drafter)
     figures, name = [], Path(options.model).name
     for clients in options.clients:
-        figures += measure(name, plain, drafting, texts, clients, options.rounds)
+        if drafter is None:
+            figures += measure(name, plain, drafting, texts, clients, options.rounds)
+            continue
+        beside = f"{name} beside {Path(drafter['draft_model']).name}"
+        figures += measure_depths(beside, plain, drafting, every, clients, options.depths)
     if options.output:
         write_rows(options.output, figures, command_line())
 

@@ -14,10 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from pagewire.packing import pack, pack_floats
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.protocol.speculation.row_choice import RowCosts
+from support.eagle_guesses import check_guesses, four_drafts
+from support.eagle_heads import ReferenceHead, save_head
 from support.models.one_answer import (
     SIZES,
     VOCABULARY,
@@ -27,7 +30,7 @@ from support.models.one_answer import (
     preempted_answers,
 )
 from support.models.step_driver import LocalWorker, StepDriver, local_worker
-from support.models.tiny_models import save_model
+from support.models.tiny_models import VOCAB, save_model
 
 pytestmark = [
     pytest.mark.gpu,
@@ -145,6 +148,46 @@ def test_bits_are_those_without_a_draft_model(tmp_path: Path, layers: int) -> No
     assert right["draft_model"] > (300 if layers == SIZES["num_hidden_layers"] else 0)
     assert right["prediction"] > 100
     check_same(got, want)
+
+
+@pytest.mark.parametrize("kv", ["auto", "fp8"])
+def test_bits_are_those_without_an_eagle_head(tmp_path: Path, kv: str) -> None:
+    """The head is random. It draws with the target's noise among few likely tokens."""
+    save_model(tmp_path, "qwen3", **SIZES)
+    shape = {name: SIZES[name] for name in ("num_attention_heads", "num_key_value_heads")}
+    shape |= {"head_dim": 128, "intermediate_size": 3072, "torch_dtype": "bfloat16"}
+    layers = {"eagle_aux_hidden_state_layer_ids": (0, 2, 3)}
+    tokens = sorted({*LIKELY, *range(0, VOCABULARY, 2)})
+    save_head(tmp_path / "head", tmp_path, len(tokens), tokens, **shape, **layers)
+    tensors = load_file(tmp_path / "head" / "model.safetensors")
+    tensors["lm_head.weight"] *= 0.1  # else its logits outweigh the biases
+    save_file(tensors, tmp_path / "head" / "model.safetensors")
+    settings = {"dtype": "bfloat16", "kv_cache_dtype": kv, "batch_invariant": True}
+    want, _ = run(tmp_path, "none", **settings)
+    head = str(tmp_path / "head")
+    got, right = run(tmp_path, "eagle", want[2], draft_model=head, **settings)
+    assert right["draft_model"] > 100
+    assert right["prediction"] > 100
+    check_same(got, want)
+
+
+def test_an_eagle_head_guesses_as_its_definition_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = save_model(tmp_path / "model", "llama")
+    inputs = (0, 1, 2)
+    head = save_head(
+        tmp_path / "head", tmp_path / "model", 150, eagle_aux_hidden_state_layer_ids=inputs
+    )
+    four_drafts(monkeypatch)
+
+    async def on_a_worker() -> None:
+        settings = SETTINGS | {"max_model_len": 256, "num_slots": 8, "dtype": "float32"}
+        given = {"speculate": "eagle", "draft_model": str(head)}
+        async with local_worker(tmp_path / "model", **settings, **given) as worker:
+            await check_guesses(worker, ReferenceHead(head, target, inputs), VOCAB)
+
+    asyncio.run(on_a_worker())
 
 
 def check_same(got: list[list[Answer]], want: list[list[Answer]]) -> None:

@@ -120,6 +120,12 @@ GPT_OSS = {
 FP8, FP8_KV = {"quantization": "fp8"}, {"quantization": "fp8", "kv_cache_dtype": "fp8"}
 DRAFTS = {"speculate": "suffix"}
 DRAFT = QWEN | {"vocab_size": LLAMA["vocab_size"]}
+HEAD = LLAMA | {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "num_hidden_layers": 1,
+    "draft_vocab_size": 32000,
+    "eagle_aux_hidden_state_layer_ids": [0, 1, 1],
+}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "8B": (LLAMA, {}),
     "8B, drafts": (LLAMA, DRAFTS),
@@ -128,6 +134,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "8B FP8": (LLAMA, FP8),
     "8B FP8, FP8 KV, drafts": (LLAMA, FP8_KV | DRAFTS),
     "8B, draft model": (LLAMA, {"speculate": "draft", "draft_model": DRAFT}),
+    "8B, head": (LLAMA, {"speculate": "eagle", "draft_model": HEAD}),
+    "8B FP8, FP8 KV, head": (LLAMA, FP8_KV | {"speculate": "eagle", "draft_model": HEAD}),
+    "8B, one answer, head": (
+        LLAMA,
+        {"speculate": "eagle", "draft_model": HEAD, "batch_invariant": True},
+    ),
     "8B, one answer, drafts": (LLAMA, DRAFTS | {"batch_invariant": True}),
     "0.6B": (QWEN, {}),
     "30B-A3B": (EXPERTS, {}),
@@ -307,6 +319,7 @@ def test_graphs_need_no_host(case: str, starts: dict) -> None:
         ("30B-A3B", {"_scores_kernel", "_gate_up_kernel", "_down_kernel", "_sort_kernel"}),
         ("gpt-oss", {"_packed_gate_up_kernel", "_packed_down_kernel", "_packed_kernel"}),
         ("8B, draft model", {"_locate_kernel", "_end_kernel", "decode_kernel"}),
+        ("8B, head", {"_locate_kernel", "_qk_norm_rope_kv_write_kernel", "_end_kernel"}),
         ("8B, one answer, drafts", {"stream_kernel", "_ordered_kernel", "_segment_decode_kernel"}),
         ("0.6B", {"stream_kernel", "_vector_kernel"}),
     ],

@@ -188,6 +188,7 @@ def _to_host(_: Any, results: Tensor) -> Tensor:
 def pretended(start: PretendedStart) -> Iterator[None]:
     """Inside, a worker can be loaded with the meta device, warmed up and given steps."""
     from pagewire.worker.model.decoder import Decoder
+    from pagewire.worker.model.eagle import loading as eagle_loading
     from pagewire.worker.model.weights import empty_weights
     from pagewire.worker.runtime import device_drafts, device_logprobs, device_slots, eager
     from pagewire.worker.runtime.graphs import (
@@ -237,6 +238,7 @@ def pretended(start: PretendedStart) -> Iterator[None]:
             (loading, "_describe", str),
             (loading, "dummy_weights", dummy),
             (draft_model, "dummy_weights", dummy),
+            (eagle_loading, "_randomize", lambda *_: None),
             (loading, "measure_free_bytes", free_bytes),
             (PoolingHead, "randomize", lambda *_: None),
             (loading, "Decoder", decoder),

@@ -80,7 +80,7 @@ def with_host_graphs(monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadedWorker]
         assert isinstance(eager, EagerBackend)
         dtype = eager._decoder.weights.embedding.dtype
         with torch.inference_mode():
-            draft = None if eager.draft is None else eager.draft._decoder
+            draft = eager.draft and getattr(eager.draft, "_head", eager.draft._decoder)
             backend = HostGraphBackend(eager._decoder, loaded.limits, dtype, draft)
         backend.warm_up()
         object.__setattr__(loaded, "backend", backend)

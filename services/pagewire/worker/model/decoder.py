@@ -39,17 +39,21 @@ class SampledTokens:
     lengths: Tensor  # [rows], KV tokens, the current one included
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LayerInputs:
     """Keeps what some layers read of a batch: the residual stream before them."""
 
     layers: tuple[int, ...]
-    tensors: dict[int, Tensor] = field(default_factory=dict)  # by layer, each [tokens, hidden]
+    states: Tensor | None = None  # [tokens, layers, hidden], in the order of `layers`
 
     def take(self, layer: int, residual: Tensor) -> None:
         """Keeps `residual [tokens, hidden]`, which later layers change, if `layer` is wanted."""
-        if layer in self.layers:
-            self.tensors[layer] = residual.clone()
+        for place, wanted in enumerate(self.layers):
+            if wanted == layer:
+                if self.states is None:
+                    tokens, hidden = residual.shape
+                    self.states = residual.new_empty(tokens, len(self.layers), hidden)
+                self.states[:, place] = residual
 
 
 @dataclass(frozen=True, slots=True)

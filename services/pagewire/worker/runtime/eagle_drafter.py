@@ -30,7 +30,8 @@ class EagleDrafter(Drafter):
         self._head = head
         self.inputs = head.inputs
         # [slots + 1, hidden], with the padding slot; while `propose` runs, those of its guesses.
-        self._outputs = torch.zeros(limits.num_slots + 1, head.config.hidden_size, dtype=dtype)
+        embedding = head.decoder.weights.embedding
+        self._outputs = embedding.new_zeros(limits.num_slots + 1, head.config.hidden_size)
 
     def follow(
         self,
@@ -42,6 +43,7 @@ class EagleDrafter(Drafter):
     ) -> None:
         """See `Drafter`."""
         assert batch.inputs is not None
+        assert batch.inputs.states is not None
         computed = np.ones(len(batch.token_ids), np.bool_)
         if taken is not None:
             computed[: plan.num_decodes] = taken[: plan.num_decodes]
@@ -50,7 +52,7 @@ class EagleDrafter(Drafter):
             return
         self._threads.adapt(len(at))
         slots, positions = batch.slots[at], batch.positions[at]
-        states = self._head.fused([batch.inputs.tensors[layer][at] for layer in self.inputs])
+        states = self._head.fused(batch.inputs.states[at])
         following = _following(plan, batch, tokens)[at]
         queries = self._write(following, states, positions, slots, block_tables)
         self._scrub_broken(states, slots, block_tables)

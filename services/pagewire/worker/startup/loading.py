@@ -115,10 +115,9 @@ def _load(
     phases.end("device")
     check_speculation(config, device, kernels, pooling is not None)
     draft_model = read_draft_model(config, model, trial.max_model_len)
-    guessing: ModelConfig | None = None
     if kernels == "triton" and draft_model is not None:
-        guessing = served_by_kernels(config, draft_model[1], device, trial.max_model_len)
-        draft_model = draft_model[0], guessing
+        served = served_by_kernels(config, draft_model[1], device, trial.max_model_len)
+        draft_model = draft_model[0], served
     graphs = device.type != "cpu" and kernels == "triton" and pooling is None
     if config.tune_experts and (not graphs or model.experts is None or dtype.itemsize != 2):
         raise SetupError(
@@ -163,7 +162,7 @@ def _load(
                 dtype,
                 launch_before_graphs,
                 pool.submit,
-                guessing,
+                None if draft_model is None else draft_model[1],
             )
             phases.end("collecting kernels")
     pooled_head = PoolingHead(pooling, model, device)
@@ -175,8 +174,6 @@ def _load(
     weights, head = pooled_head.take(arranged_weights(weights, ops))
     decoder = Decoder(model, weights, ops, tables)
     draft = load_draft_model(config, draft_model, decoder, trial.max_model_len)
-    # `check_speculation` has refused EAGLE heads on a GPU.
-    captured_draft = None if isinstance(draft, EagleHead) else draft
     phases.end("weights")
     compiled: list[CompileResult] = []
     if graphs:
@@ -187,8 +184,9 @@ def _load(
             check_invariance(model, weights, config.block_size, dtype)
             phases.end("comparing bits")
         choose_gemms(decoder, trial, config.batch_invariant)
-        if captured_draft is not None:
-            choose_gemms(captured_draft, trial, config.batch_invariant)
+        if draft is not None:
+            guessing = draft.decoder if isinstance(draft, EagleHead) else draft
+            choose_gemms(guessing, trial, config.batch_invariant)
         phases.end("choosing GEMM algorithms")
         if pool is not None:
             compiled = pool.finish()
@@ -201,7 +199,7 @@ def _load(
     limits = _limits(config, decoder, draft, trial, dtype)
     phases.end("measuring memory")
     if graphs:
-        report_compilations(compiled, load_kernels(decoder, limits, dtype, captured_draft))
+        report_compilations(compiled, load_kernels(decoder, limits, dtype, draft))
         record.write()
         phases.end("loading kernels")
     backend: EagerBackend
@@ -209,7 +207,7 @@ def _load(
         if pooling is not None:
             backend = PoolingBackend(decoder, limits, dtype, pooling, head)
         elif graphs:
-            backend = GraphBackend(decoder, limits, dtype, captured_draft)
+            backend = GraphBackend(decoder, limits, dtype, draft)
         else:
             backend = EagerBackend(decoder, limits, dtype, draft)
     except (MemoryError, torch.OutOfMemoryError) as error:
@@ -319,11 +317,6 @@ def check_speculation(
     name = f"--speculate {config.speculate}"
     if drafts and config.draft_model is None:
         raise SetupError(f"{name} needs the model that guesses: add --draft-model")
-    if config.speculate == "eagle" and device.type != "cpu":
-        raise SetupError(
-            f"{name} on {device}: EAGLE heads guess on CPUs; use --speculate draft or suffix on a "
-            "GPU"
-        )
     if drafts and config.forced_texts is not None:
         raise SetupError(
             f"{name}: --forced-texts needs random weights, with which a model guesses "
@@ -341,9 +334,15 @@ def check_speculation(
 
 def served_by_kernels(
     config: WorkerConfig, model: ModelConfig | EagleConfig, device: torch.device, longest: int
-) -> ModelConfig:
-    """A draft model with heads for the Triton kernels; SetupError if they cannot serve it."""
-    assert isinstance(model, ModelConfig)  # `check_speculation` has refused EAGLE heads
+) -> ModelConfig | EagleConfig:
+    """A draft model or EAGLE head with attention heads for the Triton kernels.
+
+    SetupError if they cannot serve it.
+    """
+    if isinstance(model, EagleConfig):
+        layer = served_by_kernels(config, model.model, device, longest)
+        assert isinstance(layer, ModelConfig)
+        return replace(model, model=layer)
     try:
         check_fp8(model, device)
         model = model.with_heads_for_kernels()

@@ -13,6 +13,9 @@ from torch import Tensor
 
 from pagewire.worker.model.config import ModelConfig
 from pagewire.worker.model.decoder import Decoder
+from pagewire.worker.model.eagle.config import EagleConfig
+from pagewire.worker.model.eagle.head import EagleHead
+from pagewire.worker.model.eagle.loading import load_eagle_head
 from pagewire.worker.model.rotary_table import rope_tables
 from pagewire.worker.model.served_weights import served_weights
 from pagewire.worker.model.weights import empty_weights
@@ -34,18 +37,20 @@ def collect_kernels(
     dtype: torch.dtype,
     before_graphs: Callable[[Decoder], None],
     submit: Callable[[CompileJob], None],
-    draft: ModelConfig | None = None,
+    draft: ModelConfig | EagleConfig | None = None,
 ) -> None:
     """Passes every kernel variant that `before_graphs` and a graph backend need to `submit`.
 
     It compiles nothing and needs no checkpoint: it uses weights with undefined values. No Triton
     kernel runs, so token ids and slots stay 0, and torch's own kernels read valid addresses.
-    `draft` is a draft model.
+    `draft` is a draft model or a head.
     """
-    device = tables[0].device
-    decoder, drafting = _empty_decoder(model, ops, tables, dtype), None
-    if draft is not None:
-        drafting_tables = rope_tables(draft, limits.max_model_len, device)
+    decoder = _empty_decoder(model, ops, tables, dtype)
+    drafting: Decoder | EagleHead | None = None
+    if isinstance(draft, EagleConfig):
+        drafting = load_eagle_head(None, draft, decoder, limits.max_model_len, seed=0)
+    elif draft is not None:
+        drafting_tables = rope_tables(draft, limits.max_model_len, tables[0].device)
         drafting = _empty_decoder(draft, ops, drafting_tables, dtype)
     with collecting_kernels(submit):
         before_graphs(decoder)
@@ -65,16 +70,20 @@ def _empty_decoder(
 
 
 def load_kernels(
-    decoder: Decoder, limits: Limits, dtype: torch.dtype, draft: Decoder | None = None
+    decoder: Decoder, limits: Limits, dtype: torch.dtype, draft: Decoder | EagleHead | None = None
 ) -> list[str]:
     """Loads every kernel variant of a graph backend; returns the names of those it compiled."""
-    drafting = None if draft is None else draft.with_sample_layers()
+    drafting = draft.with_sample_layers() if isinstance(draft, Decoder) else draft
     with recording_compilations() as names:
         _dummy_run(decoder.with_sample_layers(), limits, dtype, drafting)
     return names
 
 
-def _dummy_run(decoder: Decoder, limits: Limits, dtype: torch.dtype, draft: Decoder | None) -> None:
+def _dummy_run(
+    decoder: Decoder, limits: Limits, dtype: torch.dtype, draft: Decoder | EagleHead | None
+) -> None:
+    if isinstance(draft, EagleHead):
+        draft = draft.with_inputs(0)
     small = replace(limits, num_blocks=1, host_blocks=min(1, limits.host_blocks))
     GraphBackend(decoder, small, dtype, draft).dummy_run()
 

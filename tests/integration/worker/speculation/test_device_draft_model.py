@@ -1,4 +1,4 @@
-"""A draft model on the graph backend: its code on a CPU, with torch's operations."""
+"""A draft model or head on the graph backend: its code on a CPU, with torch's operations."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from pagewire.worker.protocol.steps.step import StepHostCopies
 from pagewire.worker.runtime.graphs.backend import GraphBackend
 from support.device_drafts import drafting
 from support.drafted_sequences import check_resumption, check_same, repetitive, sampling, sequences
+from support.eagle_heads import save_head
+from support.models.constrained_sequences import constrained
 from support.models.step_driver import LocalWorker, Sequence, StepDriver, local_worker
 from support.models.tiny_models import save_model
 from support.shortened_model import save_shortened
@@ -29,14 +31,16 @@ WAYS = [
 ]
 
 
-@pytest.fixture(scope="module", params=["itself", "first layers", "another"])
+@pytest.fixture(scope="module", params=["itself", "first layers", "another", "head"])
 def draft(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Draft models of the embedded one: right always, often and nearly never."""
+    """Draft models of the embedded one: right always, often and nearly never. A random head."""
     folder = tmp_path_factory.mktemp("draft")
     if request.param == "itself":
         return FOLDER
     if request.param == "first layers":
         return save_shortened(FOLDER, folder, layers=3)
+    if request.param == "head":
+        return save_head(folder, FOLDER, 3000)
     save_model(folder, "qwen3", vocab_size=4096, max_position_embeddings=4096)
     return folder
 
@@ -44,7 +48,8 @@ def draft(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def drafted(monkeypatch: pytest.MonkeyPatch, draft: Path, **settings: Any) -> Any:
     """A worker whose graphs draft with a model, as often as they can."""
     defaults = {"num_blocks": 512, "max_model_len": 512, "worker_max_num_batched_tokens": 128}
-    given = {"speculate": "draft", "draft_model": str(draft)}
+    head = "Eagle" in (draft / "config.json").read_text()
+    given = {"speculate": "eagle" if head else "draft", "draft_model": str(draft)}
     return local_worker(FOLDER, drafting(monkeypatch), **defaults | given | settings)
 
 
@@ -108,6 +113,7 @@ async def test_after_each_step_the_draft_model_has_the_kv_of_all_tokens(
     ran.append(Sequence(repetitive(3), LENGTH, sampling=sampling()))
     penalized = sampling(presence_penalty=0.3)  # it has no drafts
     ran.append(Sequence(prompt(11), LENGTH, sampling=penalized))
+    ran.append(constrained(1))  # its tokens are drawn in other graphs
     async with drafted(monkeypatch, draft) as worker:
         driver = StepDriver(worker.stream(), worker.limits)
         await driver.run(ran, run_ahead=3, chunk=16)
@@ -115,10 +121,11 @@ async def test_after_each_step_the_draft_model_has_the_kv_of_all_tokens(
             assert driver.drafts[drafter] > 0
         written = [_kv(worker, sequence) for sequence in ran]
         # The same tokens as prompts.
-        again = [Sequence(s.tokens + s.output[:-1], 1) for s in ran]
+        again = [Sequence(s.tokens + s.output, 1) for s in ran]
         await driver.run(again)
         for kv, sequence in zip(written, again, strict=True):
-            torch.testing.assert_close(kv, _kv(worker, sequence), atol=1e-3, rtol=1e-3)
+            whole = _kv(worker, sequence)
+            torch.testing.assert_close(kv, whole[:, :, :-1], atol=1e-3, rtol=1e-3)
             assert kv.abs().amax((0, 1, 3)).min() > 0, "that of some token is missing"
         assert worker.fatal == []
 

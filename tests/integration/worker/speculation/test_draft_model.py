@@ -310,12 +310,13 @@ def test_a_family_that_is_not_served_is_refused_with_the_settings_name(tmp_path:
         load_worker(WorkerConfig(model=str(FOLDER), **settings))
 
 
-def test_a_head_on_a_gpu_is_refused_by_name() -> None:
-    config = WorkerConfig(model=str(FOLDER), speculate="eagle", draft_model="x")
+@pytest.mark.parametrize("speculate", ["draft", "eagle"])
+def test_a_gpu_needs_kernels_that_make_drafts(speculate: str) -> None:
+    config = WorkerConfig(model=str(FOLDER), speculate=speculate, draft_model="x")
     gpu = torch.device("cuda", 0)
-    with pytest.raises(SetupError, match="EAGLE heads guess on CPUs; use --speculate draft or suf"):
-        check_speculation(config, gpu, "triton", pools=False)
-    check_speculation(replace(config, speculate="draft"), gpu, "triton", pools=False)
+    check_speculation(config, gpu, "triton", pools=False)
+    with pytest.raises(SetupError, match=f"--speculate {speculate} on cuda:0 .* leave --ops torch"):
+        check_speculation(config, gpu, "torch", pools=False)
 
 
 def test_a_draft_model_that_the_kernels_do_not_serve_is_refused_by_name(tmp_path: Path) -> None:

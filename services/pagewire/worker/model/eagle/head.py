@@ -1,6 +1,6 @@
 """An EAGLE-3 head, of Li et al., 2025, "EAGLE-3: Scaling up Inference Acceleration of LLMs"."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -73,18 +73,26 @@ class EagleHead:
         """The configuration of the layer."""
         return self.decoder.config
 
-    def fused(self, states: list[Tensor]) -> Tensor:
-        """The states `[tokens, hidden]` of what the target's layers read, each the same shape."""
-        return self.decoder.ops.linear(torch.cat(states, -1), self.fusion)
+    def fused(self, states: Tensor) -> Tensor:
+        """The states `[tokens, hidden]` of what the target's layers read, `[tokens, 3, hidden]`."""
+        return self.decoder.ops.linear(states.flatten(1), self.fusion)
 
     def pairs(self, token_ids: Tensor, states: Tensor) -> Tensor:
         """What the layer reads, `[tokens, 2 * hidden]`."""
         return torch.cat((self.decoder.weights.embedding[token_ids], states), -1)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """The logits `[rows, vocab]` of `hidden [rows, hidden]`; -inf for tokens without drafts."""
-        logits = self.decoder.logits(hidden)
+    def with_inputs(self, layer: int) -> "EagleHead":
+        """The same head of a target with fewer layers, of which it reads one alone."""
+        return replace(self, inputs=(layer,) * len(self.inputs))
+
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """The logits `[rows, vocab]` of `hidden [rows, hidden]`; -inf for tokens without drafts.
+
+        `out` is where to write them. It has the -inf already.
+        """
         if self.token_ids is None:
-            return logits
-        whole = logits.new_full((len(logits), self.vocab_size), -torch.inf)
-        return whole.index_copy_(1, self.token_ids, logits)
+            return self.decoder.logits(hidden, out)
+        logits = self.decoder.logits(hidden)
+        if out is None:
+            out = logits.new_full((len(logits), self.vocab_size), -torch.inf)
+        return out.index_copy_(1, self.token_ids, logits)

@@ -61,17 +61,17 @@ def load_eagle_head(
         del views[_EMBEDDING]
     if folder is None:
         _randomize(views, model.initializer_range, seed)
-        token_ids = torch.arange(model.vocab_size, device=device)
+        token_ids = torch.arange(model.vocab_size)
     else:
         fill_views(folder, model, views, dtype)
-        token_ids = _token_ids(folder, model.vocab_size, len(embedding)).to(device)
+        token_ids = _token_ids(folder, model.vocab_size, len(embedding))
     served = served_weights(model, weights)
-    same = torch.equal(token_ids, torch.arange(len(embedding), device=device))
+    same = torch.equal(token_ids, torch.arange(len(embedding)))
     tables = rope_tables(model, max_model_len, device)
     return EagleHead(
         decoder=Decoder(model, served, target.ops, tables, PairLayer(model, target.ops)),
         fusion=fusion,
-        token_ids=None if same else token_ids,
+        token_ids=None if same else token_ids.to(device),
         vocab_size=len(embedding),
         inputs=config.inputs,
         weight_bytes=served.nbytes + fusion.nbytes - (0 if own else embedding.nbytes),

@@ -17,6 +17,7 @@ from pagewire.packing import Int32Array
 from pagewire.worker.measurement.piggyback import measure_piggyback
 from pagewire.worker.measurement.row_costs import measure_passes, measure_row_costs
 from pagewire.worker.model.decoder import Batch, Decoder
+from pagewire.worker.model.eagle.head import EagleHead
 from pagewire.worker.ops.contract.drafts import NUM_RESULTS, OFFSETS, PLACES, TOKENS
 from pagewire.worker.ops.contract.step import (
     INDICES,
@@ -38,6 +39,7 @@ from pagewire.worker.runtime.device_logprobs import (
 from pagewire.worker.runtime.eager import EagerBackend, EagerHandle
 from pagewire.worker.runtime.graphs.draft_passes import DraftPasses
 from pagewire.worker.runtime.graphs.drafts import DraftedHandle, offsets, outcome, places
+from pagewire.worker.runtime.graphs.eagle_passes import passes_of
 from pagewire.worker.runtime.graphs.masked_sampling import MaskedSampling
 from pagewire.worker.runtime.graphs.mixed import CapturedStep, MixedGraphs
 from pagewire.worker.runtime.graphs.shared_prefixes import SharedPrefixes
@@ -63,7 +65,7 @@ class GraphBackend(EagerBackend):
         decoder: Decoder,
         limits: Limits,
         dtype: torch.dtype,
-        draft_model: Decoder | None = None,
+        draft_model: Decoder | EagleHead | None = None,
     ) -> None:
         super().__init__(decoder, limits, dtype, draft_model)
         if decoder.config.latent is not None:  # each row reads its own positions
@@ -88,11 +90,16 @@ class GraphBackend(EagerBackend):
         self._logits = embedding.new_empty(most_rows, decoder.config.vocab_size)
         # Graphs that do not sample write the input of the head here.
         self._last_hidden = embedding.new_empty(most_rows, embedding.shape[1])
-        # The passes of a draft model, which run before decode steps.
+        # The passes of a draft model or a head, which run before decode steps.
         self._passes: DraftPasses | None = None
         if draft_model is not None and self.draft is not None:
-            self._passes = DraftPasses(
-                draft_model, self.draft.cache, self._slots, limits, self._buckets
+            self._passes = passes_of(
+                draft_model,
+                self.draft.cache,
+                self._slots,
+                limits,
+                self._buckets,
+                self._decode_buckets,
             )
         self._mixed = MixedGraphs(
             decoder,
@@ -164,8 +171,10 @@ class GraphBackend(EagerBackend):
             tokens, logits = self._sampled(plan, launched, timer)
             drawn = tokens if self._slots.history is None else tokens[TOKENS]
             logprobs = self._logprobs(logits, drawn, plan.logprobs)
-            tokens = self._to_host(tokens)
-        timer.stop()
+            results, tokens = tokens, self._to_host(tokens)
+            timer.stop()
+            if self._passes is not None and launched is not None:
+                self._passes.follow(results)  # no result waits for it
         indices = plan.sample_indices
         if self._slots.history is None:
             return EagerHandle(tokens, indices, timer, logprobs, prompt_logprobs)
@@ -286,8 +295,11 @@ class GraphBackend(EagerBackend):
             decode_lengths=lengths,
             prefill=None,
             shared=self._shared.items(rows) if shared and self._shared is not None else None,
+            inputs=None if self._passes is None else self._passes.layer_inputs(),
         )
         hidden = self._decoder.layers(residual, batch, self._cache, state.block_tables)
+        if self._passes is not None:
+            self._passes.after_decode(batch, inputs[PLACES])
         logits = self._decoder.logits(hidden, out=self._logits[: len(slots)])
         if filtered is None:
             return self._last_hidden[: len(slots)].copy_(hidden)

@@ -1,18 +1,17 @@
-"""A draft model beside captured steps: passes of it run before a step and guess its drafts.
+"""A drafter beside captured steps: passes of it run before a step and guess its drafts.
 
-A pass computes one token of each sequence with the draft model and guesses the next one. Pass 0
-computes the last token, pass j the guess of pass j - 1. There is one graph for each number of
-sequences. A replay of it changes its inputs to those of the next pass. If a sequence of a step has
-k drafts and none has more, k + 1 passes run before the step. The last one writes KV only.
+A pass computes one token of each sequence and guesses the next one. There is one graph for each
+number of sequences and kind of pass. A replay of it changes its inputs to those of the next pass.
 
-Invariant: after each step every block has the draft model's KV of the tokens of which it has the
-target's. A step computes the last token and the guesses, and the passes have written the KV of
-these. If another drafter has made the guesses, passes compute those and guess nothing. Steps with
-prompts write the KV of all their tokens for both models, see `write`.
+Invariant: after each step every block has the drafter's KV of the positions of which it has the
+target's. A draft model and an EAGLE head keep it in their own ways, see `ModelPasses` and
+`EaglePasses`.
 """
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 
 from pagewire.packing import Int32Array
-from pagewire.worker.model.decoder import Batch, Decoder
+from pagewire.worker.model.decoder import Batch, Decoder, LayerInputs
 from pagewire.worker.model.kv_cache import KVCache
 from pagewire.worker.ops.contract.drafts import (
     MODEL,
@@ -41,15 +40,31 @@ from pagewire.worker.runtime.device_slots import DeviceSlots
 from pagewire.worker.runtime.graphs.drafts import offsets
 from pagewire.worker.runtime.graphs.staging import Staging, pack_writes
 
-# The row after the inputs of `begin_drafted`: how many drafts each sequence has.
-DEPTHS = NUM_INPUTS
+# The row after the inputs of `begin_drafted`: the place of each sequence in its last pass.
+LASTS = NUM_INPUTS
 
 Result = TypeVar("Result")
 Capture = Callable[[Callable[[], Tensor]], tuple[torch.cuda.CUDAGraph, Tensor]]
 
 
-class DraftPasses:
-    """The graphs of a draft model's passes, and its KV cache."""
+@dataclass(frozen=True, slots=True)
+class PassKind:
+    """What a pass does."""
+
+    filtered: bool | None  # whether any row is filtered; None: it writes KV and guesses nothing
+    first: bool = False  # whether the state that it guesses from is known already
+
+
+class DraftPasses(ABC):
+    """The graphs of a drafter's passes, and its KV cache.
+
+    A backend calls `runs`, then `capture`. Its captured steps call `layer_inputs`, then
+    `after_decode`, or `after_body` and `after_head`. It calls `launch` before each decode step, and
+    `follow` after each step that samples.
+    """
+
+    kinds: tuple[PassKind, ...]
+    layers: tuple[int, ...] = ()  # of the target, whose inputs are read
 
     def __init__(
         self,
@@ -67,29 +82,28 @@ class DraftPasses:
         self._history: TokenHistory = slots.history
         self._padding_slot = limits.padding_slot
         self._row_buckets = row_buckets
-        size = (DEPTHS + 1) * row_buckets[-1]
+        size = (LASTS + 1) * row_buckets[-1]
         self._staging = Staging(size)
         embedding = decoder.weights.embedding
         self._inputs = torch.zeros(size, dtype=torch.int32, device=embedding.device)
-        self._logits = embedding.new_empty(row_buckets[-1], decoder.config.vocab_size)
-        # Keys: number of rows, and whether any is filtered, or None for a pass that only writes KV.
-        self._captured: dict[tuple[int, bool | None], torch.cuda.CUDAGraph] = {}
+        self._logits = embedding.new_empty(row_buckets[-1], limits.vocab_size)
+        self._captured: dict[tuple[int, PassKind], torch.cuda.CUDAGraph] = {}
 
     def runs(self) -> Iterator[Callable[[], Tensor]]:
-        """Functions that run every pass once, largest first."""
+        """Functions that run every graph once, largest first."""
         for variant in self._variants():
             yield partial(self._empty, partial(self._pass, *variant))
 
     def capture(self, capture: Capture) -> None:
-        """Captures every pass, largest first."""
-        for rows, filtered in self._variants():
-            run = partial(self._pass, rows, filtered)
-            self._captured[rows, filtered], _ = self._empty(partial(capture, run))
+        """Captures every graph, largest first."""
+        for rows, kind in self._variants():
+            run = partial(self._pass, rows, kind)
+            self._captured[rows, kind], _ = self._empty(partial(capture, run))
 
     def passes(self) -> dict[int, Callable[[], None]]:
         """What runs a pass, by its number of rows; to be timed while no slot has a sequence."""
         return {
-            rows: partial(self._empty, self._captured[rows, False].replay)
+            rows: partial(self._empty, self._captured[rows, PassKind(False)].replay)
             for rows in self._row_buckets
         }
 
@@ -101,71 +115,168 @@ class DraftPasses:
         """Queues the passes before a decode step. `writes` are at most as many as their rows."""
         rows = self.bucket(plan)
         packed = self._pack(plan, rows, writes)
+        last = int(packed[LASTS].max())
+        if last < 0:
+            return
         self._staging.copy_to(self._rows(rows), packed)
-        for _ in range(int(packed[DEPTHS].max())):
-            self._captured[rows, plan.filtered].replay()
-        self._captured[rows, None].replay()
+        for place in range(last + 1):
+            self._captured[rows, self._kind(place, last, plan.filtered)].replay()
 
-    def write(self, batch: Batch) -> None:
-        """Writes the draft model's KV of all tokens of a batch."""
-        residual = self._decoder.weights.embedding[batch.token_ids]
-        self._decoder.body(residual, batch, self._cache, self._slots.block_tables)
+    def layer_inputs(self) -> LayerInputs | None:
+        """What a step has to keep of its layers."""
+        return LayerInputs(self.layers) if self.layers else None
+
+    @abstractmethod
+    def after_decode(self, batch: Batch, places: Tensor) -> None:
+        """Ends the layers of a captured decode step; `places` as in `begin_drafted`."""
+
+    @abstractmethod
+    def after_body(self, batch: Batch, following: Tensor) -> None:
+        """Writes the KV of all tokens of a captured body.
+
+        `following [tokens]` int32 is the token behind each, where the host knows it.
+        """
+
+    @abstractmethod
+    def after_head(self, located: LocatedRows, rows: Tensor) -> None:
+        """Ends the layers of a captured head; `rows` are its tokens in the body."""
+
+    @abstractmethod
+    def follow(self, results: Tensor) -> None:
+        """Queues what follows a step; `results [5, rows]` as in `end_drafted`, padding included."""
+
+    @abstractmethod
+    def _kind(self, place: int, last: int, filtered: bool) -> PassKind:
+        """The kind of the pass at a place, of those before a step up to the place `last`."""
+
+    @abstractmethod
+    def _last_places(self, drafts: Int32Array) -> Int32Array:
+        """The places of the last passes of sequences with so many drafts; -1 for none."""
+
+    @abstractmethod
+    def _hidden(
+        self, kind: PassKind, embedded: Tensor, rows: LocatedRows, indexed: LocatedRows
+    ) -> Tensor | None:
+        """Computes one token of each sequence.
+
+        Args:
+            kind: the kind of the pass.
+            embedded: `[rows, hidden]`, the embedded tokens.
+            rows: the rows. Their values are undefined while kernels are collected.
+            indexed: the same for torch's operations, whose indices must be valid then, too.
+
+        Returns:
+            What `_compute_logits` reads, `[rows, hidden]`; None for a pass that guesses nothing.
+        """
+
+    @abstractmethod
+    def _compute_logits(self, hidden: Tensor, out: Tensor) -> Tensor:
+        """The logits `[rows, vocab]` of `hidden [rows, hidden]`, in `out`."""
 
     def _empty(self, run: Callable[[], Result]) -> Result:
         """Runs a pass whose rows are all of slot 0, which has no sequence yet."""
         self._inputs.zero_()  # passes of other numbers of rows have another layout
         return run()
 
-    def _variants(self) -> Iterator[tuple[int, bool | None]]:
+    def _variants(self) -> Iterator[tuple[int, PassKind]]:
         for rows in reversed(self._row_buckets):
-            yield from ((rows, filtered) for filtered in (True, False, None))
+            yield from ((rows, kind) for kind in self.kinds)
 
     def _rows(self, rows: int) -> Tensor:
-        """The input buffer of a pass of `rows` rows, `[DEPTHS + 1, rows]`."""
-        return self._inputs[: (DEPTHS + 1) * rows].view(DEPTHS + 1, rows)
+        """The input buffer of a pass of `rows` rows, `[LASTS + 1, rows]`."""
+        return self._inputs[: (LASTS + 1) * rows].view(LASTS + 1, rows)
 
     def _pack(self, plan: DevicePlan, rows: int, writes: TableWrites | None) -> Int32Array:
-        """The inputs `[DEPTHS + 1, rows]` of the first pass before a step."""
-        packed = np.zeros((DEPTHS + 1, rows), np.int32)
+        """The inputs `[LASTS + 1, rows]` of the first pass before a step."""
+        packed = np.zeros((LASTS + 1, rows), np.int32)
         firsts = first_rows(plan)
         count = len(firsts)
-        packed[SLOTS, :count] = plan.decode_slots[firsts]
-        packed[SLOTS, count:] = self._padding_slot
+        lasts = self._last_places(np.diff(firsts, append=plan.num_decodes).astype(np.int32) - 1)
+        packed[SLOTS] = self._padding_slot
+        packed[SLOTS, :count] = np.where(lasts < 0, self._padding_slot, plan.decode_slots[firsts])
         packed[OFFSETS, :count] = offsets(plan)[firsts]
-        packed[DEPTHS, :count] = np.diff(firsts, append=plan.num_decodes) - 1
+        packed[LASTS] = -1
+        packed[LASTS, :count] = lasts
         pack_writes(packed, writes, self._padding_slot)
         return packed
 
-    def _pass(self, rows: int, filtered: bool | None) -> Tensor:
+    def _pass(self, rows: int, kind: PassKind) -> Tensor:
         """Runs a pass and returns its inputs, which it has changed to those of the next pass."""
-        decoder, slots, inputs = self._decoder, self._slots, self._rows(rows)
-        residual, located = decoder.ops.begin_drafted(
-            inputs[:NUM_INPUTS], decoder.weights.embedding, self._history, slots.block_tables
+        ops, slots, inputs = self._decoder.ops, self._slots, self._rows(rows)
+        embedded, located = ops.begin_drafted(
+            inputs[:NUM_INPUTS],
+            self._decoder.weights.embedding,
+            self._history,
+            slots.block_tables,
         )
-        batch = Batch(
-            token_ids=located.slots,  # not read: `residual` is embedded already
-            positions=located.positions,
-            slots=located.slots,
-            num_decodes=rows,
-            decode_lengths=located.lengths,
-            prefill=None,
-        )
-        if filtered is None:
-            decoder.body(residual, batch, self._cache, slots.block_tables)
+        # The values of `located` are undefined while kernels are collected, so they are no indices.
+        indexed = self._history.locate(inputs[SLOTS], inputs[PLACES], inputs[OFFSETS])
+        hidden = self._hidden(kind, embedded, located, indexed)
+        if hidden is None or kind.filtered is None:
             return inputs
-        hidden = decoder.layers(residual, batch, self._cache, slots.block_tables)
-        logits = decoder.logits(hidden, out=self._logits[:rows])
-        state = decoder.ops.gather_sampling(slots.sampling, located.slots, located.indices)
-        drawn = decoder.ops.sample(logits, state, filtered)
+        logits = self._compute_logits(hidden, self._logits[:rows])
+        state = ops.gather_sampling(slots.sampling, located.slots, located.indices)
+        drawn = ops.sample(logits, state, kind.filtered)
         # Logits that are not finite may give a token that is not in the vocabulary.
         drawn = torch.where(hidden.isfinite().all(-1), drawn, 0)
-        # The values of `located` are undefined while kernels are collected, so they are no indices.
-        rows_kept = self._history.locate(inputs[SLOTS], inputs[PLACES], inputs[OFFSETS])
-        keep_guesses(self._history, rows_kept, inputs[PLACES], drawn)
+        keep_guesses(self._history, indexed, inputs[PLACES], drawn)
         inputs[PLACES].add_(1)
-        ended = inputs[PLACES] > inputs[DEPTHS]
+        ended = inputs[PLACES] > inputs[LASTS]
         inputs[SLOTS].masked_fill_(ended, self._padding_slot)
         return inputs
+
+
+class ModelPasses(DraftPasses):
+    """Passes of a draft model, whose KV of a position is that of the token there.
+
+    Pass 0 computes the last token, pass j the guess of pass j - 1. If a sequence of a step has k
+    drafts and none has more, k + 1 passes run before the step. The last one writes KV only. A step
+    computes the last token and the guesses, and the passes have written the KV of these. If another
+    drafter has made the guesses, passes compute those and guess nothing. Steps with prompts write
+    the KV of all their tokens.
+    """
+
+    kinds = (PassKind(True), PassKind(False), PassKind(None))
+
+    def after_body(self, batch: Batch, following: Tensor) -> None:
+        """See `DraftPasses`."""
+        residual = self._decoder.weights.embedding[batch.token_ids]
+        self._decoder.body(residual, batch, self._cache, self._slots.block_tables)
+
+    def after_decode(self, batch: Batch, places: Tensor) -> None:
+        """Does nothing: the passes have written the KV."""
+
+    def after_head(self, located: LocatedRows, rows: Tensor) -> None:
+        """Does nothing: the body has written the KV."""
+
+    def follow(self, results: Tensor) -> None:
+        """Does nothing: no KV depends on the tokens drawn."""
+
+    def _kind(self, place: int, last: int, filtered: bool) -> PassKind:
+        return PassKind(filtered if place < last else None)
+
+    def _last_places(self, drafts: Int32Array) -> Int32Array:
+        return drafts
+
+    def _hidden(
+        self, kind: PassKind, embedded: Tensor, rows: LocatedRows, indexed: LocatedRows
+    ) -> Tensor | None:
+        batch = Batch(
+            token_ids=rows.slots,  # not read: the tokens are embedded already
+            positions=rows.positions,
+            slots=rows.slots,
+            num_decodes=len(rows.slots),
+            decode_lengths=rows.lengths,
+            prefill=None,
+        )
+        tables = self._slots.block_tables
+        if kind.filtered is None:
+            self._decoder.body(embedded, batch, self._cache, tables)
+            return None
+        return self._decoder.layers(embedded, batch, self._cache, tables)
+
+    def _compute_logits(self, hidden: Tensor, out: Tensor) -> Tensor:
+        return self._decoder.logits(hidden, out=out)
 
 
 def keep_guesses(history: TokenHistory, rows: LocatedRows, places: Tensor, drawn: Tensor) -> None:

@@ -9,7 +9,7 @@ and the queries pass from body to head in buffers.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -68,7 +68,7 @@ class MixedGraphs:
         """Heads write their logits to the first rows of `logits [rows, vocab]`.
 
         Those that do not sample write their input to the first rows of `hidden [rows, hidden]`.
-        Bodies write the KV of a draft model that has `passes`, too.
+        Bodies write the KV of a drafter that has `passes`, too.
         """
         weights, config = decoder.weights, decoder.config
         self._decoder = decoder
@@ -143,9 +143,12 @@ class MixedGraphs:
         residual = self.residual[: size.tokens]
         torch.index_select(self._decoder.weights.embedding, 0, batch.token_ids, out=residual)
         if self._passes is not None:
-            self._passes.write(batch)
+            batch = replace(batch, inputs=self._passes.layer_inputs())
         queries = self.queries[: size.tokens]
-        return self._decoder.body(residual, batch, self._cache, state.block_tables, out=queries)
+        self._decoder.body(residual, batch, self._cache, state.block_tables, out=queries)
+        if self._passes is not None:
+            self._passes.after_body(batch, inputs.following)
+        return queries
 
     def _head(self, inputs: Tensor, filtered: bool | None) -> Tensor:
         """Last layer, logits and sampling of some rows: tokens `[rows]` int32.
@@ -166,6 +169,8 @@ class MixedGraphs:
             self._cache,
             self._slots.block_tables,
         )
+        if self._passes is not None and located is not None:
+            self._passes.after_head(located, inputs[ROWS])
         logits = self._decoder.logits(hidden, out=self._logits[: len(hidden)])
         if filtered is None:
             return self._last_hidden[: len(hidden)].copy_(hidden)

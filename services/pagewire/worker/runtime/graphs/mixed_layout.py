@@ -45,6 +45,7 @@ class BodyInputs(Generic[Values]):
     token_ids: Values  # [tokens], LAST_SAMPLED for decode rows
     positions: Values  # [tokens]
     slots: Values  # [tokens]
+    following: Values  # [tokens], the known token behind each; 0 where none is known
     decode_lengths: Values  # [decodes], KV tokens; -1 is padding
     chunk_slots: Values  # [chunks]
     chunk_starts: Values  # [chunks + 1]
@@ -96,6 +97,8 @@ def pack_body(plan: DevicePlan, chunks: Chunks, size: BodySize, padding_slot: in
     inputs.slots[:decodes] = plan.decode_slots
     inputs.slots[decodes:end] = np.repeat(chunks.slots, np.diff(chunks.starts))
     inputs.slots[end:] = padding_slot
+    inputs.following[decodes : end - 1] = chunks.tokens[1:]
+    inputs.following[chunks.starts[1:] + (decodes - 1)] = chunks.following
     inputs.decode_lengths[:decodes] = plan.decode_positions + 1
     inputs.decode_lengths[decodes:] = -1  # chunks own these rows of the output
     inputs.chunk_slots[:used] = chunks.slots
@@ -136,7 +139,7 @@ def located_body(inputs: BodyInputs[Tensor], history: TokenHistory) -> BodyInput
 
 def _lengths(size: BodySize) -> tuple[int, ...]:
     tokens, chunks = size.tokens, size.chunks
-    return (tokens, tokens, tokens, size.decodes, chunks, chunks + 1, chunks)
+    return (*4 * (tokens,), size.decodes, chunks, chunks + 1, chunks)
 
 
 def _aligned(length: int) -> int:

@@ -1,4 +1,4 @@
-"""Passes of a draft model: which guesses they keep, and which values they use as indices."""
+"""Passes of draft models and heads: which guesses they keep, which values they use as indices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from pagewire.worker.ops.contract.drafts import (
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.runtime.device_drafts import token_history
 from pagewire.worker.runtime.graphs import draft_passes
-from pagewire.worker.runtime.graphs.draft_passes import DraftPasses, keep_guesses
+from pagewire.worker.runtime.graphs.draft_passes import ModelPasses, keep_guesses
+from pagewire.worker.runtime.graphs.eagle_passes import EaglePasses
 
 LIMITS = Limits(
     vocab_size=100,
@@ -70,9 +71,13 @@ def test_passes_need_no_values_of_kernels(
     """While kernels are collected, none runs, and torch's operations read what none has written."""
     undefined = 1 << 30
 
+    def located(count: int) -> LocatedRows:
+        given = torch.full((count,), undefined, dtype=torch.int32)
+        return LocatedRows(given, given, given, given)
+
     def begin(inputs: torch.Tensor, *_: Any) -> tuple[torch.Tensor, LocatedRows]:
-        given = torch.full_like(inputs[0], undefined)
-        return torch.zeros(len(given), 8), LocatedRows(given, given, given, given)
+        count = inputs.shape[1]
+        return torch.zeros(count, 8), located(count)
 
     ops = SimpleNamespace(
         begin_drafted=begin,
@@ -86,11 +91,25 @@ def test_passes_need_no_values_of_kernels(
         layers=lambda residual, *_: residual,
         body=lambda residual, *_: residual,
         logits=lambda hidden, out: out,
+        finish_last_layer=lambda residual, *_: residual,
     )
     slots: Any = SimpleNamespace(history=history, block_tables=None, sampling=None)
     monkeypatch.setattr(draft_passes, "Staging", lambda _: None)
     cache: Any = None
-    passes = DraftPasses(decoder, cache, slots, LIMITS, [1, 2, 4])
-    ran = [run() for run in passes.runs()]
-    assert len(ran) == 9
+    passes = ModelPasses(decoder, cache, slots, LIMITS, [1, 2, 4])
+    assert len([run() for run in passes.runs()]) == 9
+    assert history.guessed.tolist() == [0] * 5
+    head: Any = SimpleNamespace(
+        decoder=decoder,
+        config=SimpleNamespace(hidden_size=8),
+        inputs=(0, 0, 0),
+        vocab_size=100,
+        fused=lambda states: states[:, 0],
+        pairs=lambda tokens, states: torch.cat((torch.zeros(100, 8)[tokens], states), 1),
+        logits=decoder.logits,
+    )
+    of_head = EaglePasses(head, cache, slots, LIMITS, [1, 2, 4], [1, 2, 4, 8, 16])
+    of_head.after_head(located(16), torch.arange(16))
+    of_head._results.fill_(undefined)
+    assert len([run() for run in of_head.runs()]) == 12 + 5
     assert history.guessed.tolist() == [0] * 5
