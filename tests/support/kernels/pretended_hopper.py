@@ -100,7 +100,7 @@ class _Event:
     def __init__(self, **_: Any) -> None:
         pass
 
-    def record(self) -> None:
+    def record(self, _: object = None) -> None:
         pass
 
     def synchronize(self) -> None:
@@ -228,6 +228,7 @@ def pretended(start: PretendedStart) -> Iterator[None]:
         compared = partial(invariance.check_invariance, same=lambda *_: True)
         replaced: list[tuple[Any, str, Any]] = [
             (torch.cuda, "Event", _Event),
+            (torch.cuda, "default_stream", lambda: None),
             (torch.cuda, "synchronize", lambda _: None),
             (torch.cuda, "empty_cache", lambda: None),
             (torch.cuda, "graph_pool_handle", lambda: None),

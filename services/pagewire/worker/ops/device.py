@@ -32,3 +32,12 @@ def dependent_launch(device: torch.device) -> bool:
 def is_hopper(device: torch.device) -> bool:
     """Tell whether the device is of sm_90, the only one that has Hopper's instructions."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+
+
+@cache
+def step_stream() -> torch.cuda.Stream:
+    """Return the stream of all steps, the default one.
+
+    To look up the current stream takes 5 us, and a step has six uses of it.
+    """
+    return torch.cuda.default_stream()

@@ -4,6 +4,8 @@ import time
 
 import torch
 
+from pagewire.worker.ops.device import step_stream
+
 
 class HostTimer:
     """Times work on the host, from construction to `stop`, without pauses."""
@@ -29,7 +31,7 @@ class HostTimer:
 
 
 class DeviceTimer:
-    """Times work on the current CUDA stream that is queued between construction and `stop`.
+    """Times work on the stream of steps that is queued between construction and `stop`.
 
     What the stream does in a pause does not count.
     """
@@ -38,12 +40,12 @@ class DeviceTimer:
         self._pauses: list[torch.cuda.Event] = []  # the begin and end of each
         self._begin = torch.cuda.Event(enable_timing=True)
         self._end = torch.cuda.Event(enable_timing=True)
-        self._begin.record()
+        self._begin.record(step_stream())
 
     def pause(self) -> None:
         """What is queued next is no work."""
         self._pauses.append(torch.cuda.Event(enable_timing=True))
-        self._pauses[-1].record()
+        self._pauses[-1].record(step_stream())
 
     def resume(self) -> None:
         """The pause is over."""
@@ -51,7 +53,7 @@ class DeviceTimer:
 
     def stop(self) -> None:
         """Call when all work is queued."""
-        self._end.record()
+        self._end.record(step_stream())
 
     def wait(self) -> float:
         """Waits for the work; returns the seconds that it took on the device."""

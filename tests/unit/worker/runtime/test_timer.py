@@ -29,7 +29,7 @@ class Event:
     def __init__(self, *, enable_timing: bool) -> None:
         assert enable_timing
 
-    def record(self) -> None:
+    def record(self, _stream: object) -> None:
         self.ms = sum(10.0**i for i in range(next(self.numbers)))
 
     def synchronize(self) -> None:
@@ -44,6 +44,7 @@ def test_a_device_timer_leaves_out_pauses(
     monkeypatch: pytest.MonkeyPatch, pauses: int, ms: int
 ) -> None:
     monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(timer, "step_stream", lambda: None)
     monkeypatch.setattr(Event, "numbers", itertools.count())
     timed = DeviceTimer()
     for _ in range(pauses):

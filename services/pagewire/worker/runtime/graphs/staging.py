@@ -5,6 +5,7 @@ from torch import Tensor
 
 from pagewire.packing import Int32Array
 from pagewire.worker.ops.contract.step import WRITE_BLOCKS, WRITE_COLUMNS, WRITE_SLOTS
+from pagewire.worker.ops.device import step_stream
 from pagewire.worker.protocol.steps.device_plan import TableWrites
 
 # Copies to the device that may be in flight. A step makes at most two, and few steps are in flight.
@@ -22,14 +23,14 @@ class Staging:
         self._next = 0
 
     def copy_to(self, target: Tensor, fill: Int32Array) -> None:
-        """Queues a copy of `fill` to `target`, of as many elements, on the current stream."""
+        """Queues a copy of `fill` to `target`, of as many elements, on the stream of steps."""
         turn = self._next
         self._next = (turn + 1) % STAGING_BUFFERS
         self._copied[turn].synchronize()
         buffer = self._buffers[turn][: fill.size]
         buffer.numpy()[:] = fill.ravel()
         target.view(-1).copy_(buffer, non_blocking=True)
-        self._copied[turn].record()
+        self._copied[turn].record(step_stream())
 
 
 def pack_writes(packed: Int32Array, writes: TableWrites | None, padding_slot: int) -> None:
