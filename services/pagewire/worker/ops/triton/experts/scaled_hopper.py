@@ -71,6 +71,7 @@ def multiply(
     stages: int | None = None,
     group: int = GROUP,
     skew: int = 2,
+    early: bool = True,
 ) -> None:
     """Write the GEMM of `rows` to `out`, with `gated` `silu(gate) * up`.
 
@@ -105,6 +106,7 @@ def multiply(
         SKEW=skew if rows.tile == 128 else 0,
         BLOCKED=blocked,
         GATED=gated,
+        EARLY=early,
         PDL=pdl,
         num_warps=4,
         **launch,
@@ -131,6 +133,7 @@ def experts_scaled_hopper_kernel(
     SKEW: gl.constexpr,
     BLOCKED: gl.constexpr,
     GATED: gl.constexpr,
+    EARLY: gl.constexpr,
     PDL: gl.constexpr,
 ):
     """Multiply tiles of TILE rows by 256 weight rows.
@@ -153,7 +156,7 @@ def experts_scaled_hopper_kernel(
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=2)
     fence_async_shared()
-    if PDL:
+    if PDL and not EARLY:
         gdc_wait()
         gdc_launch_dependents()
     gl.warp_specialize(
@@ -161,16 +164,16 @@ def experts_scaled_hopper_kernel(
             (_consume, (
                 0, x_scales_ptr, weight_scales_ptr, out_ptr, tiles_ptr, pairs, tiles, K,
                 x_scales_stride, x_smem, w_smem, full, empty, ahead, FEATURES, TILE, STAGES, GROUP,
-                SKEW, BLOCKED, GATED,
+                SKEW, BLOCKED, GATED, EARLY and PDL,
             )),
             (_consume, (
                 1, x_scales_ptr, weight_scales_ptr, out_ptr, tiles_ptr, pairs, tiles, K,
                 x_scales_stride, x_smem, w_smem, full, empty, ahead, FEATURES, TILE, STAGES, GROUP,
-                SKEW, BLOCKED, GATED,
+                SKEW, BLOCKED, GATED, EARLY and PDL,
             )),
             (_load, (
                 x_tiles, weight_tiles, tiles_ptr, pairs, tiles, K, x_smem, w_smem, full, empty,
-                FEATURES, TILE, STAGES, GROUP, GATED,
+                FEATURES, TILE, STAGES, GROUP, GATED, EARLY and PDL,
             )),
         ],
         [4, 1],
@@ -180,8 +183,11 @@ def experts_scaled_hopper_kernel(
 
 @gluon.jit
 def _used(tiles_ptr, tiles):
-    """Return how many tiles are used: the last one tells, if it is not."""
-    owner = gl.load(tiles_ptr + tiles - 1)
+    """Return how many tiles are used: the last one tells, if it is not.
+
+    Tiles are read from the L2 cache, because the loader does not wait for the kernel before.
+    """
+    owner = gl.load(tiles_ptr + tiles - 1, cache_modifier=".cg")
     return gl.where(owner < 0, -1 - owner, tiles)
 
 
@@ -201,9 +207,10 @@ def _rows(tiles_ptr, tile, pairs, tiles, used):
 
     A tile ends where the next one begins.
     """
-    expert = gl.load(tiles_ptr + tile, mask=tile < used, other=0)
-    first = gl.load(tiles_ptr + tiles + tile, mask=tile < used, other=0)
-    end = gl.load(tiles_ptr + tiles + tile + 1, mask=tile + 1 < used, other=pairs)
+    firsts = tiles_ptr + tiles + tile
+    expert = gl.load(tiles_ptr + tile, mask=tile < used, other=0, cache_modifier=".cg")
+    first = gl.load(firsts, mask=tile < used, other=0, cache_modifier=".cg")
+    end = gl.load(firsts + 1, mask=tile + 1 < used, other=pairs, cache_modifier=".cg")
     return expert, first, end
 
 
@@ -224,41 +231,72 @@ def _load(
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
     GATED: gl.constexpr,
+    EARLY: gl.constexpr,
 ):
-    """Load the tiles of inputs and weights; with GATED, for each consumer half a tile of gates and
-    the values that belong to them."""
+    """Load the tiles of inputs and weights.
+
+    With PDL the first weights are loaded before the inputs are there.
+    """
     OUTPUTS: gl.constexpr = SIDE if GATED else 2 * SIDE
-    used = _used(tiles_ptr, tiles)
     BLOCKS: gl.constexpr = (FEATURES + OUTPUTS - 1) // OUTPUTS
+    used = _used(tiles_ptr, tiles)
     stage = 0
     phase = 1
     tile, block = _place(gl.program_id(0), used, BLOCKS, GROUP)
     expert, first, _ = _rows(tiles_ptr, tile, pairs, tiles, used)
+    loaded = 0
+    if EARLY:
+        if gl.program_id(0) < used * BLOCKS:
+            loaded = gl.minimum(STAGES * BLOCK_K, K)
+        feature = expert * (FEATURES * (2 if GATED else 1)) + block * OUTPUTS
+        for start in range(0, loaded, BLOCK_K):
+            at = start // BLOCK_K
+            mbarrier.expect(full.index(at), (TILE + 2 * SIDE) * BLOCK_K)
+            _load_weights(
+                weight_tiles, w_smem.index(at), full.index(at), feature, start, FEATURES, GATED
+            )
+        gdc_wait()
+        for start in range(0, loaded, BLOCK_K):
+            at = start // BLOCK_K
+            x = x_smem.index(at).slice(0, TILE)
+            tma.async_copy_global_to_shared(x_tiles, [first, start], full.index(at), x)
+        last = loaded == STAGES * BLOCK_K
+        stage = gl.where(last, 0, loaded // BLOCK_K)
+        phase = gl.where(last, 0, 1)
     for item in range(gl.program_id(0), used * BLOCKS, gl.num_programs(0)):
         tile, next_block = _place(item + gl.num_programs(0), used, BLOCKS, GROUP)
         next_expert, next_first, _ = _rows(tiles_ptr, tile, pairs, tiles, used)
         feature = expert * (FEATURES * (2 if GATED else 1)) + block * OUTPUTS
-        for start in range(0, K, BLOCK_K):
+        for start in range(loaded, K, BLOCK_K):
             mbarrier.wait(empty.index(stage), phase)
             mbarrier.expect(full.index(stage), (TILE + 2 * SIDE) * BLOCK_K)
-            if GATED:
-                for part in gl.static_range(4):
-                    tma.async_copy_global_to_shared(
-                        weight_tiles,
-                        [feature + part // 2 * PART + part % 2 * FEATURES, start],
-                        full.index(stage),
-                        w_smem.index(stage).slice(part * PART, PART),
-                    )
-            else:
-                tma.async_copy_global_to_shared(
-                    weight_tiles, [feature, start], full.index(stage), w_smem.index(stage)
-                )
-            x = x_smem.index(stage)
-            if TILE < 64:
-                x = x.slice(0, TILE)
+            _load_weights(
+                weight_tiles, w_smem.index(stage), full.index(stage), feature, start, FEATURES,
+                GATED,
+            )  # fmt: skip
+            x = x_smem.index(stage).slice(0, TILE)
             tma.async_copy_global_to_shared(x_tiles, [first, start], full.index(stage), x)
             stage, phase = next_stage(stage, phase, STAGES)
+        loaded = 0
         expert, first, block = next_expert, next_first, next_block
+
+
+@gluon.jit
+def _load_weights(
+    weight_tiles, w, full, feature, start, FEATURES: gl.constexpr, GATED: gl.constexpr
+):
+    """Load a tile of weights; with GATED, for each consumer half a tile of gates and the values
+    that belong to them."""
+    if GATED:
+        for part in gl.static_range(4):
+            tma.async_copy_global_to_shared(
+                weight_tiles,
+                [feature + part // 2 * PART + part % 2 * FEATURES, start],
+                full,
+                w.slice(part * PART, PART),
+            )
+    else:
+        tma.async_copy_global_to_shared(weight_tiles, [feature, start], full, w)
 
 
 @gluon.jit
@@ -284,6 +322,7 @@ def _consume(
     SKEW: gl.constexpr,
     BLOCKED: gl.constexpr,
     GATED: gl.constexpr,
+    EARLY: gl.constexpr,
 ):
     """Multiply a consumer's part of each tile, and store it."""
     OUTPUTS: gl.constexpr = SIDE if GATED else 2 * SIDE
@@ -293,31 +332,35 @@ def _consume(
     phase = 0
     tile, block = _place(gl.program_id(0), used, BLOCKS, GROUP)
     expert, first, end = _rows(tiles_ptr, tile, pairs, tiles, used)
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
     # One consumer is SKEW stages behind, so that they do not store at the same time.
     if SKEW and consumer == 1 and gl.program_id(0) < used * BLOCKS:
         mbarrier.wait(ahead, 0)
     for item in range(gl.program_id(0), used * BLOCKS, gl.num_programs(0)):
         tile, next_block = _place(item + gl.num_programs(0), used, BLOCKS, GROUP)
         next_expert, next_first, next_end = _rows(tiles_ptr, tile, pairs, tiles, used)
+        is_first = item == gl.program_id(0)
         feature = block * OUTPUTS + consumer * (OUTPUTS // 2)
         if TILE == 128:
             if first + HALF < end:
                 stage, phase = _multiply(
                     2, consumer, x_scales_ptr, weight_scales_ptr, out_ptr, expert, first, end,
-                    feature, K, x_scales_stride, x_smem, w_smem, full, empty, ahead, stage,
-                    phase, FEATURES, STAGES, SKEW, BLOCKED, GATED,
+                    feature, K, x_scales_stride, x_smem, w_smem, full, empty, ahead, is_first,
+                    stage, phase, FEATURES, STAGES, SKEW, BLOCKED, GATED,
                 )  # fmt: skip
             else:
                 stage, phase = _multiply(
                     1, consumer, x_scales_ptr, weight_scales_ptr, out_ptr, expert, first, end,
-                    feature, K, x_scales_stride, x_smem, w_smem, full, empty, ahead, stage,
-                    phase, FEATURES, STAGES, SKEW, BLOCKED, GATED,
+                    feature, K, x_scales_stride, x_smem, w_smem, full, empty, ahead, is_first,
+                    stage, phase, FEATURES, STAGES, SKEW, BLOCKED, GATED,
                 )  # fmt: skip
         else:
             stage, phase = _multiply(
                 1, consumer, x_scales_ptr, weight_scales_ptr, out_ptr, expert, first, end,
-                feature, K, x_scales_stride, x_smem, w_smem, full, empty, ahead, stage,
-                phase, FEATURES, STAGES, SKEW, BLOCKED, GATED,
+                feature, K, x_scales_stride, x_smem, w_smem, full, empty, ahead, is_first,
+                stage, phase, FEATURES, STAGES, SKEW, BLOCKED, GATED,
             )  # fmt: skip
         expert, first, end, block = next_expert, next_first, next_end, next_block
 
@@ -356,6 +399,7 @@ def _multiply(
     full,
     empty,
     ahead,
+    is_first,
     stage,
     phase,
     FEATURES: gl.constexpr,
@@ -375,7 +419,8 @@ def _multiply(
     held = expert * (FEATURES * (2 if GATED else 1)) + feature  # weight row of the left side
     BESIDE: gl.constexpr = FEATURES if GATED else PART
     if BLOCKED:
-        weight_scale = held // BLOCK_K * (K // BLOCK_K)
+        behind = gl.maximum(feature - FEATURES + 1, 0)  # the last block of features is not full
+        weight_scale = (held - behind) // BLOCK_K * (K // BLOCK_K)
         between = FEATURES // BLOCK_K * (K // BLOCK_K)
         row_scale = first + gl.arange(0, HALF, gl.SliceLayout(1, left.type.layout))
     for start in range(0, K, BLOCK_K):
@@ -419,7 +464,9 @@ def _multiply(
                 lower_left += sums_left
                 lower_right += sums_right
         if SKEW and consumer == 0:
-            mbarrier.arrive(ahead, pred=start == gl.minimum(SKEW * BLOCK_K, K) - BLOCK_K)
+            mbarrier.arrive(
+                ahead, pred=is_first & (start == gl.minimum(SKEW * BLOCK_K, K) - BLOCK_K)
+            )
         if BLOCKED:
             weight_scale += 1
             row_scale += x_scales_stride

@@ -72,6 +72,7 @@ def _quantize_kernel(
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,  # 0 if a token has one scale
     COPIES: tl.constexpr,
+    BY_ROW: tl.constexpr,
     GATED: tl.constexpr,
     NORM: tl.constexpr,
     NORM_WEIGHT: tl.constexpr,
@@ -84,16 +85,20 @@ def _quantize_kernel(
     """Quantize rows of `x`, after SiLU and a product if GATED, or after a norm if NORM.
 
     A program computes one token. The grid is `[tokens]`. With COPIES the result of a token is
-    stored to so many rows.
+    stored to so many rows. BY_ROW promises that what was before the kernel before this one is done
+    when the next one starts.
     """
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     mask = column < WIDTH
     if NORM_WEIGHT:
         weight = tl.load(norm_ptr + column, mask=mask, other=0.0).to(tl.float32)
-    if PDL:
+    if PDL and not BY_ROW:
         gdc_launch_dependents()
+    if PDL:
         gdc_wait()
+    if PDL and BY_ROW:
+        gdc_launch_dependents()
 
     at = x_ptr + token * x_stride + column
     x = tl.load(at, mask=mask, other=0.0).to(tl.float32)  # [BLOCK]
@@ -206,6 +211,7 @@ def _launch(
         BLOCK=block,
         GROUP=group,
         COPIES=0 if rows is None else rows.shape[1],
+        BY_ROW=tail is not None,
         GATED=gated,
         NORM=norm,
         NORM_WEIGHT=norm_weight is not None,
