@@ -72,6 +72,7 @@ def multiply(
     group: int = GROUP,
     skew: int = 2,
     early: bool = True,
+    steps: int = 1,
 ) -> None:
     """Write the GEMM of `rows` to `out`, with `gated` `silu(gate) * up`.
 
@@ -82,6 +83,7 @@ def multiply(
     tiles = rows.tiles.shape[1]
     blocked = weight.block[0] > 1
     assert weight.scales.is_contiguous()
+    assert k % (steps * BLOCK_K.value) == 0
     assert not blocked or (x.scales.stride(0) == 1 and x.scales.stride(1) >= pairs + TAIL)
     outputs = SIDE.value if gated else 2 * SIDE.value
     pdl = dependent_launch(device)
@@ -102,6 +104,7 @@ def multiply(
         FEATURES=features,
         TILE=rows.tile,
         STAGES=stages or STAGES[rows.tile],
+        STEPS=steps,
         GROUP=group,
         SKEW=skew if rows.tile == 128 else 0,
         BLOCKED=blocked,
@@ -129,6 +132,7 @@ def experts_scaled_hopper_kernel(
     FEATURES: gl.constexpr,
     TILE: gl.constexpr,
     STAGES: gl.constexpr,
+    STEPS: gl.constexpr,
     GROUP: gl.constexpr,
     SKEW: gl.constexpr,
     BLOCKED: gl.constexpr,
@@ -146,8 +150,8 @@ def experts_scaled_hopper_kernel(
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
     # Rows of an instruction that are not loaded have results of no meaning, which are not stored.
     HELD: gl.constexpr = 64 if TILE < 64 else TILE
-    x_smem = gl.allocate_shared_memory(dtype, [STAGES, HELD, BLOCK_K], tiled)
-    w_smem = gl.allocate_shared_memory(dtype, [STAGES, 2 * SIDE, BLOCK_K], tiled)
+    x_smem = gl.allocate_shared_memory(dtype, [STAGES * STEPS, HELD, BLOCK_K], tiled)
+    w_smem = gl.allocate_shared_memory(dtype, [STAGES * STEPS, 2 * SIDE, BLOCK_K], tiled)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
     ahead = gl.allocate_shared_memory(gl.int64, [1], barrier)
@@ -163,17 +167,17 @@ def experts_scaled_hopper_kernel(
         [
             (_consume, (
                 0, x_scales_ptr, weight_scales_ptr, out_ptr, tiles_ptr, pairs, tiles, K,
-                x_scales_stride, x_smem, w_smem, full, empty, ahead, FEATURES, TILE, STAGES, GROUP,
-                SKEW, BLOCKED, GATED, EARLY and PDL,
+                x_scales_stride, x_smem, w_smem, full, empty, ahead, FEATURES, TILE, STAGES,
+                STEPS, GROUP, SKEW, BLOCKED, GATED, EARLY and PDL,
             )),
             (_consume, (
                 1, x_scales_ptr, weight_scales_ptr, out_ptr, tiles_ptr, pairs, tiles, K,
-                x_scales_stride, x_smem, w_smem, full, empty, ahead, FEATURES, TILE, STAGES, GROUP,
-                SKEW, BLOCKED, GATED, EARLY and PDL,
+                x_scales_stride, x_smem, w_smem, full, empty, ahead, FEATURES, TILE, STAGES,
+                STEPS, GROUP, SKEW, BLOCKED, GATED, EARLY and PDL,
             )),
             (_load, (
                 x_tiles, weight_tiles, tiles_ptr, pairs, tiles, K, x_smem, w_smem, full, empty,
-                FEATURES, TILE, STAGES, GROUP, GATED, EARLY and PDL,
+                FEATURES, TILE, STAGES, STEPS, GROUP, GATED, EARLY and PDL,
             )),
         ],
         [4, 1],
@@ -229,6 +233,7 @@ def _load(
     FEATURES: gl.constexpr,
     TILE: gl.constexpr,
     STAGES: gl.constexpr,
+    STEPS: gl.constexpr,
     GROUP: gl.constexpr,
     GATED: gl.constexpr,
     EARLY: gl.constexpr,
@@ -245,58 +250,80 @@ def _load(
     tile, block = _place(gl.program_id(0), used, BLOCKS, GROUP)
     expert, first, _ = _rows(tiles_ptr, tile, pairs, tiles, used)
     loaded = 0
+    COLUMNS: gl.constexpr = STEPS * BLOCK_K
     if EARLY:
         if gl.program_id(0) < used * BLOCKS:
-            loaded = gl.minimum(STAGES * BLOCK_K, K)
+            loaded = gl.minimum(STAGES * COLUMNS, K)
         feature = expert * (FEATURES * (2 if GATED else 1)) + block * OUTPUTS
-        for start in range(0, loaded, BLOCK_K):
-            at = start // BLOCK_K
-            mbarrier.expect(full.index(at), (TILE + 2 * SIDE) * BLOCK_K)
+        for start in range(0, loaded, COLUMNS):
+            at = start // COLUMNS
+            mbarrier.expect(full.index(at), (TILE + 2 * SIDE) * COLUMNS)
             _load_weights(
-                weight_tiles, w_smem.index(at), full.index(at), feature, start, FEATURES, GATED
+                weight_tiles, w_smem, at, full.index(at), feature, start, FEATURES, STEPS, GATED
             )
         gdc_wait()
-        for start in range(0, loaded, BLOCK_K):
-            at = start // BLOCK_K
-            x = x_smem.index(at).slice(0, TILE)
-            tma.async_copy_global_to_shared(x_tiles, [first, start], full.index(at), x)
-        last = loaded == STAGES * BLOCK_K
-        stage = gl.where(last, 0, loaded // BLOCK_K)
+        for start in range(0, loaded, COLUMNS):
+            at = start // COLUMNS
+            _load_inputs(x_tiles, x_smem, at, full.index(at), first, start, TILE, STEPS)
+        last = loaded == STAGES * COLUMNS
+        stage = gl.where(last, 0, loaded // COLUMNS)
         phase = gl.where(last, 0, 1)
     for item in range(gl.program_id(0), used * BLOCKS, gl.num_programs(0)):
         tile, next_block = _place(item + gl.num_programs(0), used, BLOCKS, GROUP)
         next_expert, next_first, _ = _rows(tiles_ptr, tile, pairs, tiles, used)
         feature = expert * (FEATURES * (2 if GATED else 1)) + block * OUTPUTS
-        for start in range(loaded, K, BLOCK_K):
+        for start in range(loaded, K, COLUMNS):
             mbarrier.wait(empty.index(stage), phase)
-            mbarrier.expect(full.index(stage), (TILE + 2 * SIDE) * BLOCK_K)
+            mbarrier.expect(full.index(stage), (TILE + 2 * SIDE) * COLUMNS)
             _load_weights(
-                weight_tiles, w_smem.index(stage), full.index(stage), feature, start, FEATURES,
+                weight_tiles, w_smem, stage, full.index(stage), feature, start, FEATURES, STEPS,
                 GATED,
             )  # fmt: skip
-            x = x_smem.index(stage).slice(0, TILE)
-            tma.async_copy_global_to_shared(x_tiles, [first, start], full.index(stage), x)
+            _load_inputs(x_tiles, x_smem, stage, full.index(stage), first, start, TILE, STEPS)
             stage, phase = next_stage(stage, phase, STAGES)
         loaded = 0
         expert, first, block = next_expert, next_first, next_block
 
 
 @gluon.jit
-def _load_weights(
-    weight_tiles, w, full, feature, start, FEATURES: gl.constexpr, GATED: gl.constexpr
+def _load_inputs(
+    x_tiles, x_smem, stage, full, first, start, TILE: gl.constexpr, STEPS: gl.constexpr
 ):
-    """Load a tile of weights; with GATED, for each consumer half a tile of gates and the values
-    that belong to them."""
-    if GATED:
-        for part in gl.static_range(4):
+    """Load the inputs of a stage."""
+    for step in gl.static_range(STEPS):
+        tma.async_copy_global_to_shared(
+            x_tiles,
+            [first, start + step * BLOCK_K],
+            full,
+            x_smem.index(stage * STEPS + step).slice(0, TILE),
+        )
+
+
+@gluon.jit
+def _load_weights(
+    weight_tiles,
+    w_smem,
+    stage,
+    full,
+    feature,
+    start,
+    FEATURES: gl.constexpr,
+    STEPS: gl.constexpr,
+    GATED: gl.constexpr,
+):
+    """Load the weights of a stage; with GATED, for each consumer half a tile of gates and the
+    values that belong to them. What lies side by side in memory is loaded at once."""
+    PARTS: gl.constexpr = 4 if GATED else 1
+    ROWS: gl.constexpr = PART if GATED else 2 * SIDE
+    for part in gl.static_range(PARTS):
+        row = feature + part // 2 * PART + part % 2 * FEATURES
+        for step in gl.static_range(STEPS):
             tma.async_copy_global_to_shared(
                 weight_tiles,
-                [feature + part // 2 * PART + part % 2 * FEATURES, start],
+                [row, start + step * BLOCK_K],
                 full,
-                w.slice(part * PART, PART),
+                w_smem.index(stage * STEPS + step).slice(part * ROWS, ROWS),
             )
-    else:
-        tma.async_copy_global_to_shared(weight_tiles, [feature, start], full, w)
 
 
 @gluon.jit
@@ -318,6 +345,7 @@ def _consume(
     FEATURES: gl.constexpr,
     TILE: gl.constexpr,
     STAGES: gl.constexpr,
+    STEPS: gl.constexpr,
     GROUP: gl.constexpr,
     SKEW: gl.constexpr,
     BLOCKED: gl.constexpr,
@@ -348,19 +376,19 @@ def _consume(
                 stage, phase = _multiply(
                     2, consumer, x_scales_ptr, weight_scales_ptr, out_ptr, expert, first, end,
                     feature, K, x_scales_stride, x_smem, w_smem, full, empty, ahead, is_first,
-                    stage, phase, FEATURES, STAGES, SKEW, BLOCKED, GATED,
+                    stage, phase, FEATURES, STAGES, STEPS, SKEW, BLOCKED, GATED,
                 )  # fmt: skip
             else:
                 stage, phase = _multiply(
                     1, consumer, x_scales_ptr, weight_scales_ptr, out_ptr, expert, first, end,
                     feature, K, x_scales_stride, x_smem, w_smem, full, empty, ahead, is_first,
-                    stage, phase, FEATURES, STAGES, SKEW, BLOCKED, GATED,
+                    stage, phase, FEATURES, STAGES, STEPS, SKEW, BLOCKED, GATED,
                 )  # fmt: skip
         else:
             stage, phase = _multiply(
                 1, consumer, x_scales_ptr, weight_scales_ptr, out_ptr, expert, first, end,
                 feature, K, x_scales_stride, x_smem, w_smem, full, empty, ahead, is_first,
-                stage, phase, FEATURES, STAGES, SKEW, BLOCKED, GATED,
+                stage, phase, FEATURES, STAGES, STEPS, SKEW, BLOCKED, GATED,
             )  # fmt: skip
         expert, first, end, block = next_expert, next_first, next_end, next_block
 
@@ -404,6 +432,7 @@ def _multiply(
     phase,
     FEATURES: gl.constexpr,
     STAGES: gl.constexpr,
+    STEPS: gl.constexpr,
     SKEW: gl.constexpr,
     BLOCKED: gl.constexpr,
     GATED: gl.constexpr,
@@ -423,53 +452,54 @@ def _multiply(
         weight_scale = (held - behind) // BLOCK_K * (K // BLOCK_K)
         between = FEATURES // BLOCK_K * (K // BLOCK_K)
         row_scale = first + gl.arange(0, HALF, gl.SliceLayout(1, left.type.layout))
-    for start in range(0, K, BLOCK_K):
-        if BLOCKED:
-            # They arrive while the tensor cores multiply.
-            w_left = gl.load(weight_scales_ptr + weight_scale)
-            w_right = gl.load(weight_scales_ptr + weight_scale + between) if GATED else w_left
-            scale = gl.load(x_scales_ptr + row_scale)
+    for start in range(0, K, STEPS * BLOCK_K):
         mbarrier.wait(full.index(stage), phase)
-        x = x_smem.index(stage)
-        w = w_smem.index(stage).slice(consumer * SIDE, SIDE).permute((1, 0))
-        sums = warpgroup_mma(
-            x.slice(0, HALF), w, none,
-            use_acc=False, is_async=True, max_num_imprecise_acc=BLOCK_K,
-        )  # fmt: skip
-        sums = warpgroup_mma_wait(0, deps=(sums,))
-        if HALVES == 1:
-            mbarrier.arrive(empty.index(stage))
-        sums_left, sums_right = _sides(sums)
-        if BLOCKED:
-            left += sums_left * (w_left * scale)[:, None]
-            right += sums_right * (w_right * scale)[:, None]
-        else:
-            left += sums_left
-            right += sums_right
-        if HALVES == 2:
-            left, right = _computed(left), _computed(right)
+        for step in gl.static_range(STEPS):
             if BLOCKED:
-                scale = gl.load(x_scales_ptr + row_scale + HALF)
+                # They arrive while the tensor cores multiply.
+                w_left = gl.load(weight_scales_ptr + weight_scale)
+                w_right = gl.load(weight_scales_ptr + weight_scale + between) if GATED else w_left
+                scale = gl.load(x_scales_ptr + row_scale)
+            x = x_smem.index(stage * STEPS + step)
+            w = w_smem.index(stage * STEPS + step).slice(consumer * SIDE, SIDE).permute((1, 0))
             sums = warpgroup_mma(
-                x.slice(HALF, HALF), w, none,
+                x.slice(0, HALF), w, none,
                 use_acc=False, is_async=True, max_num_imprecise_acc=BLOCK_K,
             )  # fmt: skip
             sums = warpgroup_mma_wait(0, deps=(sums,))
-            mbarrier.arrive(empty.index(stage))
+            if HALVES == 1:
+                mbarrier.arrive(empty.index(stage), pred=step == STEPS - 1)
             sums_left, sums_right = _sides(sums)
             if BLOCKED:
-                lower_left += sums_left * (w_left * scale)[:, None]
-                lower_right += sums_right * (w_right * scale)[:, None]
+                left += sums_left * (w_left * scale)[:, None]
+                right += sums_right * (w_right * scale)[:, None]
             else:
-                lower_left += sums_left
-                lower_right += sums_right
+                left += sums_left
+                right += sums_right
+            if HALVES == 2:
+                left, right = _computed(left), _computed(right)
+                if BLOCKED:
+                    scale = gl.load(x_scales_ptr + row_scale + HALF)
+                sums = warpgroup_mma(
+                    x.slice(HALF, HALF), w, none,
+                    use_acc=False, is_async=True, max_num_imprecise_acc=BLOCK_K,
+                )  # fmt: skip
+                sums = warpgroup_mma_wait(0, deps=(sums,))
+                mbarrier.arrive(empty.index(stage), pred=step == STEPS - 1)
+                sums_left, sums_right = _sides(sums)
+                if BLOCKED:
+                    lower_left += sums_left * (w_left * scale)[:, None]
+                    lower_right += sums_right * (w_right * scale)[:, None]
+                else:
+                    lower_left += sums_left
+                    lower_right += sums_right
+            if BLOCKED:
+                weight_scale += 1
+                row_scale += x_scales_stride
         if SKEW and consumer == 0:
             mbarrier.arrive(
                 ahead, pred=is_first & (start == gl.minimum(SKEW * BLOCK_K, K) - BLOCK_K)
             )
-        if BLOCKED:
-            weight_scale += 1
-            row_scale += x_scales_stride
         stage, phase = next_stage(stage, phase, STAGES)
     _finish(
         left, right, first, end, held, feature, x_scales_ptr, weight_scales_ptr, x_scales_stride,
