@@ -138,12 +138,15 @@ def test_without_tokens_nothing_runs(device):
 @pytest.mark.parametrize("name", ["fp8", "fp8 in blocks", "fp8 with a static scale"])
 @pytest.mark.parametrize("tile", scaled_hopper.STAGES)
 @pytest.mark.parametrize(
-    ("tokens", "k", "features"), [(1, 2048, 768), (150, 768, 2048), (1500, 384, 896)]
+    ("tokens", "k", "features"), [(1, 2048, 768), (150, 384, 896), (1500, 768, 2048)]
 )
 def test_hoppers_kernel_has_the_bits_of_the_plain_one(
     tokens, k, features, tile, name, gated, device
 ):
-    """Experts without rows, with few, and with tiles that are not full; one expert has half."""
+    """Experts without rows, with few, and with tiles that are not full; one expert has half.
+
+    The last size has more tiles than there are programs.
+    """
     torch.manual_seed(tokens + tile)
     count, top_k = 9, 2
     chosen = torch.randn(tokens, count - 1, device=device).argsort(1)[:, :top_k].int()

@@ -272,7 +272,8 @@ def _load(
         tile, next_block = _place(item + gl.num_programs(0), used, BLOCKS, GROUP)
         next_expert, next_first, _ = _rows(tiles_ptr, tile, pairs, tiles, used)
         feature = expert * (FEATURES * (2 if GATED else 1)) + block * OUTPUTS
-        for start in range(loaded, K, COLUMNS):
+        begin = gl.where(item == gl.program_id(0), loaded, 0)
+        for start in range(begin, K, COLUMNS):
             mbarrier.wait(empty.index(stage), phase)
             mbarrier.expect(full.index(stage), (TILE + 2 * SIDE) * COLUMNS)
             _load_weights(
@@ -281,7 +282,6 @@ def _load(
             )  # fmt: skip
             _load_inputs(x_tiles, x_smem, stage, full.index(stage), first, start, TILE, STEPS)
             stage, phase = next_stage(stage, phase, STAGES)
-        loaded = 0
         expert, first, block = next_expert, next_first, next_block
 
 
