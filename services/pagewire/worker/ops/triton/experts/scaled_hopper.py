@@ -453,13 +453,14 @@ def _multiply(
         between = FEATURES // BLOCK_K * (K // BLOCK_K)
         row_scale = first + gl.arange(0, HALF, gl.SliceLayout(1, left.type.layout))
     for start in range(0, K, STEPS * BLOCK_K):
-        mbarrier.wait(full.index(stage), phase)
         for step in gl.static_range(STEPS):
             if BLOCKED:
                 # They arrive while the tensor cores multiply.
                 w_left = gl.load(weight_scales_ptr + weight_scale)
                 w_right = gl.load(weight_scales_ptr + weight_scale + between) if GATED else w_left
                 scale = gl.load(x_scales_ptr + row_scale)
+            if step == 0:
+                mbarrier.wait(full.index(stage), phase)
             x = x_smem.index(stage * STEPS + step)
             w = w_smem.index(stage * STEPS + step).slice(consumer * SIDE, SIDE).permute((1, 0))
             sums = warpgroup_mma(
