@@ -13,7 +13,7 @@ from pagewire.worker.model.quantization.scheme import (
     Int8Scheme,
     Scheme,
 )
-from pagewire.worker.ops.contract.experts import ClampedSwiglu
+from pagewire.worker.ops.contract.experts import ClampedSwiglu, Routes
 from pagewire.worker.ops.contract.quantized import FLOAT4, QuantizedInput, ScaledWeight
 from pagewire.worker.ops.reference import experts as reference
 from pagewire.worker.ops.reference import quantized as reference_quantized
@@ -168,3 +168,24 @@ def test_hoppers_kernel_has_the_bits_of_the_plain_one(
         stages = None if steps == 1 else 2
         scaled_hopper.multiply(by_row, weight, out, rows, gated=gated, steps=steps, stages=stages)
         assert torch.equal(out, expected)
+
+
+@pytest.mark.skipif(not FULL_SIZE, reason="Gluon has no interpreter: a GPU is needed")
+@pytest.mark.parametrize("tokens", [5, 700])
+@pytest.mark.parametrize("name", ["fp8", "fp8 in blocks"])
+def test_a_layer_on_hopper_has_the_bits_of_the_plain_kernels(name, tokens, device, monkeypatch):
+    """Kernels follow one another, each of which may start before the one before has ended."""
+    torch.manual_seed(tokens)
+    count, hidden, intermediate = 16, 1024, 384
+    x, residual = (torch.randn(tokens, hidden, device=device).bfloat16() for _ in range(2))
+    order = torch.randn(tokens, count, device=device).argsort(1)[:, :4].int().contiguous()
+    routes = Routes(order, torch.rand(tokens, 4, device=device).softmax(1))
+    shapes = ((2 * intermediate, hidden), (hidden, intermediate))
+    weights = [
+        quantize_weight(torch.randn(count * n, k, device=device), SCHEMES[name], torch.bfloat16)
+        for n, k in shapes
+    ]
+    found = [experts.experts_add(x, routes, count, *weights, residual.clone()) for _ in range(9)]
+    monkeypatch.setattr(scaled_hopper, "is_supported", lambda *_: False)
+    expected = experts.experts_add(x, routes, count, *weights, residual.clone())
+    assert all(torch.equal(out, expected) for out in found)
