@@ -12,6 +12,7 @@ from pagewire.worker.ops.contract.experts import ClampedSwiglu, ExpertRows, Rout
 from pagewire.worker.ops.contract.quantized import LinearWeight, QuantizedInput, ScaledWeight
 from pagewire.worker.ops.triton.experts import scaled_hopper
 from pagewire.worker.ops.triton.experts.config import (
+    LARGEST,
     MAX_PACKED_TOKENS,
     MAX_SCORED_TOKENS,
     MAX_VECTOR_TOKENS,
@@ -73,18 +74,20 @@ def experts_add(
     if 0 < tokens <= MAX_VECTOR_TOKENS and is_vector_weight(gate_up) and is_vector_weight(down):
         inner = vector_gate_up(x, gate_up, num_experts, routes.experts, gate_up_bias, clamp)
         return vector_down_add(inner, down, num_experts, routes, down_bias, residual)
-    rows = sort_by_expert(routes.experts, num_experts)
+    pairs = routes.experts.numel()
     if (
         isinstance(gate_up, ScaledWeight)
         and isinstance(down, ScaledWeight)
         and gate_up_bias is None
         and down_bias is None
         and clamp is None
-        and scaled_hopper.is_supported(x.dtype, gate_up, rows)
-        and scaled_hopper.is_supported(x.dtype, down, rows)
+        and scaled_hopper.is_supported(x.dtype, gate_up, pairs, num_experts)
+        and scaled_hopper.is_supported(x.dtype, down, pairs, num_experts)
     ):
+        rows = sort_by_expert(routes.experts, num_experts, config=LARGEST)
         parts = _scaled_parts(x, gate_up, down, rows)
         return add_experts(parts, routes.weights, rows, residual, shared, shared_gate)
+    rows = sort_by_expert(routes.experts, num_experts)
     inner = experts_gate_up_silu_mul(_input(x, gate_up), gate_up, rows, gate_up_bias, clamp)
     parts = experts_down(_input(inner, down), down, rows, down_bias)
     return add_experts(parts, routes.weights, rows, residual, shared, shared_gate)

@@ -32,58 +32,59 @@ from pagewire.worker.ops.device import dependent_launch, is_hopper, multiprocess
 from pagewire.worker.ops.integers import cdiv
 from pagewire.worker.ops.triton.quantized.hopper import next_stage
 
-BLOCK_K = gl.constexpr(128)  # products that the tensor cores add up, and columns of a block
+TILE = gl.constexpr(128)  # rows of an expert in a tile
 HALF = gl.constexpr(64)  # rows of a matrix instruction
 SIDE = gl.constexpr(128)  # weight rows of a consumer
 PART = gl.constexpr(64)  # weight rows with one scale: with gates, as many values belong to them
+BLOCK_K = gl.constexpr(128)  # products that the tensor cores add up, and columns of a block
+STAGES = gl.constexpr(4)  # tiles of inputs and weights in shared memory
 # Tiles of rows whose programs follow one another, so that they read the same inputs from the L2
 # cache.
-GROUP = 8
+GROUP = gl.constexpr(8)
 CONSUMER_REGISTERS = gl.constexpr(232)
 LOADER_REGISTERS = gl.constexpr(40)
 # Rows of scales behind the last row that a tile may read.
 TAIL = 128
-# Tiles that are loading, by their rows.
-STAGES = {16: 5, 32: 5, 64: 5, 128: 4}
+# With fewer rows of an expert the plain kernel is faster: its programs are small, and more of them
+# start before the kernel before has ended.
+MIN_MEAN_ROWS = 32
 
 
-def is_supported(dtype: torch.dtype, weight: ScaledWeight, rows: ExpertRows) -> bool:
-    """Tell whether `multiply` can compute a product with inputs of `dtype` before quantization."""
-    k = weight.shape[1]
+def is_supported(dtype: torch.dtype, weight: ScaledWeight, pairs: int, num_experts: int) -> bool:
+    """Tell whether `multiply` can compute a product and is faster than the plain kernel.
+
+    Args:
+        dtype: of the inputs before their quantization.
+        weight: of all experts.
+        pairs: rows of all experts.
+        num_experts: the experts of the layer.
+    """
+    rows, k = weight.shape
     return (
-        is_hopper(weight.values.device)
-        and rows.tile in STAGES
+        pairs >= MIN_MEAN_ROWS * num_experts
+        and is_hopper(weight.values.device)
         and weight.values.dtype == torch.float8_e4m3fn
         and weight.block in ((1, k), (BLOCK_K.value, BLOCK_K.value))
         and k % BLOCK_K.value == 0
-        and weight.shape[0] // (len(rows.starts) - 1) % 32 == 0
+        and rows // num_experts % 32 == 0
         and dtype in (torch.bfloat16, torch.float16)
     )
 
 
 def multiply(
-    x: QuantizedInput,
-    weight: ScaledWeight,
-    out: Tensor,
-    rows: ExpertRows,
-    *,
-    gated: bool,
-    stages: int | None = None,
-    group: int = GROUP,
-    skew: int = 2,
-    early: bool = True,
-    steps: int = 1,
+    x: QuantizedInput, weight: ScaledWeight, out: Tensor, rows: ExpertRows, *, gated: bool
 ) -> None:
     """Write the GEMM of `rows` to `out`, with `gated` `silu(gate) * up`.
 
-    Inputs are by row, from `rowwise.quantize.quantize_rows`.
+    Inputs are by row, from `rowwise.quantize.quantize_rows`, which launched the kernel before. Rows
+    are cut to tiles of TILE.
     """
     pairs, features = out.shape
     k, device = weight.shape[1], out.device
     tiles = rows.tiles.shape[1]
     blocked = weight.block[0] > 1
+    assert rows.tile == TILE.value
     assert weight.scales.is_contiguous()
-    assert k % (steps * BLOCK_K.value) == 0
     assert not blocked or (x.scales.stride(0) == 1 and x.scales.stride(1) >= pairs + TAIL)
     outputs = SIDE.value if gated else 2 * SIDE.value
     pdl = dependent_launch(device)
@@ -91,7 +92,7 @@ def multiply(
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
     box = [PART.value if gated else 2 * SIDE.value, BLOCK_K.value]
     experts_scaled_hopper_kernel[(min(multiprocessors(device), tiles * cdiv(features, outputs)),)](
-        TensorDescriptor.from_tensor(x.values, [rows.tile, BLOCK_K.value], layout),
+        TensorDescriptor.from_tensor(x.values, [TILE.value, BLOCK_K.value], layout),
         TensorDescriptor.from_tensor(weight.values, box, layout),
         x.scales,
         weight.scales,
@@ -102,14 +103,8 @@ def multiply(
         k,
         x.scales.stride(1 if blocked else 0),
         FEATURES=features,
-        TILE=rows.tile,
-        STAGES=stages or STAGES[rows.tile],
-        STEPS=steps,
-        GROUP=group,
-        SKEW=skew if rows.tile == 128 else 0,
         BLOCKED=blocked,
         GATED=gated,
-        EARLY=early,
         PDL=pdl,
         num_warps=4,
         **launch,
@@ -130,17 +125,11 @@ def experts_scaled_hopper_kernel(
     K,
     x_scales_stride,
     FEATURES: gl.constexpr,
-    TILE: gl.constexpr,
-    STAGES: gl.constexpr,
-    STEPS: gl.constexpr,
-    GROUP: gl.constexpr,
-    SKEW: gl.constexpr,
     BLOCKED: gl.constexpr,
     GATED: gl.constexpr,
-    EARLY: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """Multiply tiles of TILE rows by 256 weight rows.
+    """Multiply tiles of rows by 256 weight rows.
 
     Each program takes the items that follow its number at the distance of the grid: GROUP tiles of
     rows, then features, then tiles. The grid is `[multiprocessors]`, or fewer.
@@ -148,36 +137,27 @@ def experts_scaled_hopper_kernel(
     dtype: gl.constexpr = x_tiles.dtype
     tiled: gl.constexpr = x_tiles.layout
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
-    # Rows of an instruction that are not loaded have results of no meaning, which are not stored.
-    HELD: gl.constexpr = 64 if TILE < 64 else TILE
-    x_smem = gl.allocate_shared_memory(dtype, [STAGES * STEPS, HELD, BLOCK_K], tiled)
-    w_smem = gl.allocate_shared_memory(dtype, [STAGES * STEPS, 2 * SIDE, BLOCK_K], tiled)
+    x_smem = gl.allocate_shared_memory(dtype, [STAGES, TILE, BLOCK_K], tiled)
+    w_smem = gl.allocate_shared_memory(dtype, [STAGES, 2 * SIDE, BLOCK_K], tiled)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
-    ahead = gl.allocate_shared_memory(gl.int64, [1], barrier)
-    mbarrier.init(ahead, count=1)
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=2)
     fence_async_shared()
-    if PDL and not EARLY:
-        gdc_wait()
-        gdc_launch_dependents()
     gl.warp_specialize(
         [
             (_consume, (
                 0, x_scales_ptr, weight_scales_ptr, out_ptr, tiles_ptr, pairs, tiles, K,
-                x_scales_stride, x_smem, w_smem, full, empty, ahead, FEATURES, TILE, STAGES,
-                STEPS, GROUP, SKEW, BLOCKED, GATED, EARLY and PDL,
+                x_scales_stride, x_smem, w_smem, full, empty, FEATURES, BLOCKED, GATED, PDL,
             )),
             (_consume, (
                 1, x_scales_ptr, weight_scales_ptr, out_ptr, tiles_ptr, pairs, tiles, K,
-                x_scales_stride, x_smem, w_smem, full, empty, ahead, FEATURES, TILE, STAGES,
-                STEPS, GROUP, SKEW, BLOCKED, GATED, EARLY and PDL,
+                x_scales_stride, x_smem, w_smem, full, empty, FEATURES, BLOCKED, GATED, PDL,
             )),
             (_load, (
                 x_tiles, weight_tiles, tiles_ptr, pairs, tiles, K, x_smem, w_smem, full, empty,
-                FEATURES, TILE, STAGES, STEPS, GROUP, GATED, EARLY and PDL,
+                FEATURES, GATED, PDL,
             )),
         ],
         [4, 1],
@@ -196,7 +176,7 @@ def _used(tiles_ptr, tiles):
 
 
 @gluon.jit
-def _place(item, used, BLOCKS: gl.constexpr, GROUP: gl.constexpr):
+def _place(item, used, BLOCKS: gl.constexpr):
     """Return the tile of an item and its block of features."""
     a_group: gl.constexpr = GROUP * BLOCKS
     first = item // a_group * GROUP
@@ -231,72 +211,53 @@ def _load(
     full,
     empty,
     FEATURES: gl.constexpr,
-    TILE: gl.constexpr,
-    STAGES: gl.constexpr,
-    STEPS: gl.constexpr,
-    GROUP: gl.constexpr,
     GATED: gl.constexpr,
-    EARLY: gl.constexpr,
+    PDL: gl.constexpr,
 ):
     """Load the tiles of inputs and weights.
 
-    With PDL the first weights are loaded before the inputs are there.
+    With PDL the first weights are loaded before the inputs are there. The kernel before this one
+    promises that the tiles of rows are (`BY_ROW` of the quantization).
     """
     OUTPUTS: gl.constexpr = SIDE if GATED else 2 * SIDE
     BLOCKS: gl.constexpr = (FEATURES + OUTPUTS - 1) // OUTPUTS
     used = _used(tiles_ptr, tiles)
     stage = 0
     phase = 1
-    tile, block = _place(gl.program_id(0), used, BLOCKS, GROUP)
+    tile, block = _place(gl.program_id(0), used, BLOCKS)
     expert, first, _ = _rows(tiles_ptr, tile, pairs, tiles, used)
     loaded = 0
-    COLUMNS: gl.constexpr = STEPS * BLOCK_K
-    if EARLY:
+    if PDL:
         if gl.program_id(0) < used * BLOCKS:
-            loaded = gl.minimum(STAGES * COLUMNS, K)
+            loaded = gl.minimum(STAGES * BLOCK_K, K)
         feature = expert * (FEATURES * (2 if GATED else 1)) + block * OUTPUTS
-        for start in range(0, loaded, COLUMNS):
-            at = start // COLUMNS
-            mbarrier.expect(full.index(at), (TILE + 2 * SIDE) * COLUMNS)
-            _load_weights(
-                weight_tiles, w_smem, at, full.index(at), feature, start, FEATURES, STEPS, GATED
-            )
+        for start in range(0, loaded, BLOCK_K):
+            at = start // BLOCK_K
+            mbarrier.expect(full.index(at), (TILE + 2 * SIDE) * BLOCK_K)
+            _load_weights(weight_tiles, w_smem, at, full, feature, start, FEATURES, GATED)
         gdc_wait()
-        for start in range(0, loaded, COLUMNS):
-            at = start // COLUMNS
-            _load_inputs(x_tiles, x_smem, at, full.index(at), first, start, TILE, STEPS)
-        last = loaded == STAGES * COLUMNS
-        stage = gl.where(last, 0, loaded // COLUMNS)
+        for start in range(0, loaded, BLOCK_K):
+            at = start // BLOCK_K
+            tma.async_copy_global_to_shared(
+                x_tiles, [first, start], full.index(at), x_smem.index(at)
+            )
+        last = loaded == STAGES * BLOCK_K
+        stage = gl.where(last, 0, loaded // BLOCK_K)
         phase = gl.where(last, 0, 1)
     for item in range(gl.program_id(0), used * BLOCKS, gl.num_programs(0)):
-        tile, next_block = _place(item + gl.num_programs(0), used, BLOCKS, GROUP)
+        tile, next_block = _place(item + gl.num_programs(0), used, BLOCKS)
         next_expert, next_first, _ = _rows(tiles_ptr, tile, pairs, tiles, used)
         feature = expert * (FEATURES * (2 if GATED else 1)) + block * OUTPUTS
         begin = gl.where(item == gl.program_id(0), loaded, 0)
-        for start in range(begin, K, COLUMNS):
+        for start in range(begin, K, BLOCK_K):
             mbarrier.wait(empty.index(stage), phase)
-            mbarrier.expect(full.index(stage), (TILE + 2 * SIDE) * COLUMNS)
-            _load_weights(
-                weight_tiles, w_smem, stage, full.index(stage), feature, start, FEATURES, STEPS,
-                GATED,
-            )  # fmt: skip
-            _load_inputs(x_tiles, x_smem, stage, full.index(stage), first, start, TILE, STEPS)
+            mbarrier.expect(full.index(stage), (TILE + 2 * SIDE) * BLOCK_K)
+            _load_weights(weight_tiles, w_smem, stage, full, feature, start, FEATURES, GATED)
+            tma.async_copy_global_to_shared(
+                x_tiles, [first, start], full.index(stage), x_smem.index(stage)
+            )
             stage, phase = next_stage(stage, phase, STAGES)
         expert, first, block = next_expert, next_first, next_block
-
-
-@gluon.jit
-def _load_inputs(
-    x_tiles, x_smem, stage, full, first, start, TILE: gl.constexpr, STEPS: gl.constexpr
-):
-    """Load the inputs of a stage."""
-    for step in gl.static_range(STEPS):
-        tma.async_copy_global_to_shared(
-            x_tiles,
-            [first, start + step * BLOCK_K],
-            full,
-            x_smem.index(stage * STEPS + step).slice(0, TILE),
-        )
 
 
 @gluon.jit
@@ -308,22 +269,22 @@ def _load_weights(
     feature,
     start,
     FEATURES: gl.constexpr,
-    STEPS: gl.constexpr,
     GATED: gl.constexpr,
 ):
-    """Load the weights of a stage; with GATED, for each consumer half a tile of gates and the
-    values that belong to them. What lies side by side in memory is loaded at once."""
-    PARTS: gl.constexpr = 4 if GATED else 1
-    ROWS: gl.constexpr = PART if GATED else 2 * SIDE
-    for part in gl.static_range(PARTS):
-        row = feature + part // 2 * PART + part % 2 * FEATURES
-        for step in gl.static_range(STEPS):
+    """Load a tile of weights; with GATED, for each consumer half a tile of gates and the values
+    that belong to them."""
+    if GATED:
+        for part in gl.static_range(4):
             tma.async_copy_global_to_shared(
                 weight_tiles,
-                [row, start + step * BLOCK_K],
-                full,
-                w_smem.index(stage * STEPS + step).slice(part * ROWS, ROWS),
+                [feature + part // 2 * PART + part % 2 * FEATURES, start],
+                full.index(stage),
+                w_smem.index(stage).slice(part * PART, PART),
             )
+    else:
+        tma.async_copy_global_to_shared(
+            weight_tiles, [feature, start], full.index(stage), w_smem.index(stage)
+        )
 
 
 @gluon.jit
@@ -341,16 +302,10 @@ def _consume(
     w_smem,
     full,
     empty,
-    ahead,
     FEATURES: gl.constexpr,
-    TILE: gl.constexpr,
-    STAGES: gl.constexpr,
-    STEPS: gl.constexpr,
-    GROUP: gl.constexpr,
-    SKEW: gl.constexpr,
     BLOCKED: gl.constexpr,
     GATED: gl.constexpr,
-    EARLY: gl.constexpr,
+    PDL: gl.constexpr,
 ):
     """Multiply a consumer's part of each tile, and store it."""
     OUTPUTS: gl.constexpr = SIDE if GATED else 2 * SIDE
@@ -358,37 +313,26 @@ def _consume(
     BLOCKS: gl.constexpr = (FEATURES + OUTPUTS - 1) // OUTPUTS
     stage = 0
     phase = 0
-    tile, block = _place(gl.program_id(0), used, BLOCKS, GROUP)
+    tile, block = _place(gl.program_id(0), used, BLOCKS)
     expert, first, end = _rows(tiles_ptr, tile, pairs, tiles, used)
-    if EARLY:
+    if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    # One consumer is SKEW stages behind, so that they do not store at the same time.
-    if SKEW and consumer == 1 and gl.program_id(0) < used * BLOCKS:
-        mbarrier.wait(ahead, 0)
     for item in range(gl.program_id(0), used * BLOCKS, gl.num_programs(0)):
-        tile, next_block = _place(item + gl.num_programs(0), used, BLOCKS, GROUP)
+        tile, next_block = _place(item + gl.num_programs(0), used, BLOCKS)
         next_expert, next_first, next_end = _rows(tiles_ptr, tile, pairs, tiles, used)
-        is_first = item == gl.program_id(0)
         feature = block * OUTPUTS + consumer * (OUTPUTS // 2)
-        if TILE == 128:
-            if first + HALF < end:
-                stage, phase = _multiply(
-                    2, consumer, x_scales_ptr, weight_scales_ptr, out_ptr, expert, first, end,
-                    feature, K, x_scales_stride, x_smem, w_smem, full, empty, ahead, is_first,
-                    stage, phase, FEATURES, STAGES, STEPS, SKEW, BLOCKED, GATED,
-                )  # fmt: skip
-            else:
-                stage, phase = _multiply(
-                    1, consumer, x_scales_ptr, weight_scales_ptr, out_ptr, expert, first, end,
-                    feature, K, x_scales_stride, x_smem, w_smem, full, empty, ahead, is_first,
-                    stage, phase, FEATURES, STAGES, STEPS, SKEW, BLOCKED, GATED,
-                )  # fmt: skip
+        if first + HALF < end:
+            stage, phase = _multiply(
+                2, consumer, x_scales_ptr, weight_scales_ptr, out_ptr, expert, first, end,
+                feature, K, x_scales_stride, x_smem, w_smem, full, empty, stage, phase, FEATURES,
+                BLOCKED, GATED,
+            )  # fmt: skip
         else:
             stage, phase = _multiply(
                 1, consumer, x_scales_ptr, weight_scales_ptr, out_ptr, expert, first, end,
-                feature, K, x_scales_stride, x_smem, w_smem, full, empty, ahead, is_first,
-                stage, phase, FEATURES, STAGES, STEPS, SKEW, BLOCKED, GATED,
+                feature, K, x_scales_stride, x_smem, w_smem, full, empty, stage, phase, FEATURES,
+                BLOCKED, GATED,
             )  # fmt: skip
         expert, first, end, block = next_expert, next_first, next_end, next_block
 
@@ -426,14 +370,9 @@ def _multiply(
     w_smem,
     full,
     empty,
-    ahead,
-    is_first,
     stage,
     phase,
     FEATURES: gl.constexpr,
-    STAGES: gl.constexpr,
-    STEPS: gl.constexpr,
-    SKEW: gl.constexpr,
     BLOCKED: gl.constexpr,
     GATED: gl.constexpr,
 ):
@@ -452,55 +391,49 @@ def _multiply(
         weight_scale = (held - behind) // BLOCK_K * (K // BLOCK_K)
         between = FEATURES // BLOCK_K * (K // BLOCK_K)
         row_scale = first + gl.arange(0, HALF, gl.SliceLayout(1, left.type.layout))
-    for start in range(0, K, STEPS * BLOCK_K):
-        for step in gl.static_range(STEPS):
+    for _ in range(0, K, BLOCK_K):
+        if BLOCKED:
+            # They arrive while the tensor cores multiply.
+            w_left = gl.load(weight_scales_ptr + weight_scale)
+            w_right = gl.load(weight_scales_ptr + weight_scale + between) if GATED else w_left
+            scale = gl.load(x_scales_ptr + row_scale)
+        mbarrier.wait(full.index(stage), phase)
+        x = x_smem.index(stage)
+        w = w_smem.index(stage).slice(consumer * SIDE, SIDE).permute((1, 0))
+        sums = warpgroup_mma(
+            x.slice(0, HALF), w, none,
+            use_acc=False, is_async=True, max_num_imprecise_acc=BLOCK_K,
+        )  # fmt: skip
+        sums = warpgroup_mma_wait(0, deps=(sums,))
+        if HALVES == 1:
+            mbarrier.arrive(empty.index(stage))
+        sums_left, sums_right = _sides(sums)
+        if BLOCKED:
+            left += sums_left * (w_left * scale)[:, None]
+            right += sums_right * (w_right * scale)[:, None]
+        else:
+            left += sums_left
+            right += sums_right
+        if HALVES == 2:
+            left, right = _computed(left), _computed(right)
             if BLOCKED:
-                # They arrive while the tensor cores multiply.
-                w_left = gl.load(weight_scales_ptr + weight_scale)
-                w_right = gl.load(weight_scales_ptr + weight_scale + between) if GATED else w_left
-                scale = gl.load(x_scales_ptr + row_scale)
-            if step == 0:
-                mbarrier.wait(full.index(stage), phase)
-            x = x_smem.index(stage * STEPS + step)
-            w = w_smem.index(stage * STEPS + step).slice(consumer * SIDE, SIDE).permute((1, 0))
+                scale = gl.load(x_scales_ptr + row_scale + HALF)
             sums = warpgroup_mma(
-                x.slice(0, HALF), w, none,
+                x.slice(HALF, HALF), w, none,
                 use_acc=False, is_async=True, max_num_imprecise_acc=BLOCK_K,
             )  # fmt: skip
             sums = warpgroup_mma_wait(0, deps=(sums,))
-            if HALVES == 1:
-                mbarrier.arrive(empty.index(stage), pred=step == STEPS - 1)
+            mbarrier.arrive(empty.index(stage))
             sums_left, sums_right = _sides(sums)
             if BLOCKED:
-                left += sums_left * (w_left * scale)[:, None]
-                right += sums_right * (w_right * scale)[:, None]
+                lower_left += sums_left * (w_left * scale)[:, None]
+                lower_right += sums_right * (w_right * scale)[:, None]
             else:
-                left += sums_left
-                right += sums_right
-            if HALVES == 2:
-                left, right = _computed(left), _computed(right)
-                if BLOCKED:
-                    scale = gl.load(x_scales_ptr + row_scale + HALF)
-                sums = warpgroup_mma(
-                    x.slice(HALF, HALF), w, none,
-                    use_acc=False, is_async=True, max_num_imprecise_acc=BLOCK_K,
-                )  # fmt: skip
-                sums = warpgroup_mma_wait(0, deps=(sums,))
-                mbarrier.arrive(empty.index(stage), pred=step == STEPS - 1)
-                sums_left, sums_right = _sides(sums)
-                if BLOCKED:
-                    lower_left += sums_left * (w_left * scale)[:, None]
-                    lower_right += sums_right * (w_right * scale)[:, None]
-                else:
-                    lower_left += sums_left
-                    lower_right += sums_right
-            if BLOCKED:
-                weight_scale += 1
-                row_scale += x_scales_stride
-        if SKEW and consumer == 0:
-            mbarrier.arrive(
-                ahead, pred=is_first & (start == gl.minimum(SKEW * BLOCK_K, K) - BLOCK_K)
-            )
+                lower_left += sums_left
+                lower_right += sums_right
+        if BLOCKED:
+            weight_scale += 1
+            row_scale += x_scales_stride
         stage, phase = next_stage(stage, phase, STAGES)
     _finish(
         left, right, first, end, held, feature, x_scales_ptr, weight_scales_ptr, x_scales_stride,
