@@ -75,5 +75,5 @@ def test_names_fit_the_table() -> None:
         assert max(map(len, names)) <= 58
         cases = QuantizedExpertCases(ExpertCaseMaker(shapes, Sizes(), DEVICE))
         names = [name for name, _ in cases.all()]
-        assert len(set(names)) == (40 if shapes.intermediate % 128 == 0 else 32)
+        assert len(set(names)) == (60 if shapes.intermediate % 128 == 0 else 48)
         assert max(map(len, names)) <= 58

@@ -157,7 +157,7 @@ def check_sorted(chosen: Tensor, num_experts: int, tile: int) -> None:
     ]
     owners, firsts = out.tiles.tolist()
     assert list(zip(owners, firsts, strict=True))[: len(wanted)] == wanted
-    assert owners[len(wanted) :] == [-1] * (len(owners) - len(wanted))
+    assert owners[len(wanted) :] == [-1 - len(wanted)] * (len(owners) - len(wanted))
 
 
 @pytest.mark.parametrize("expert", [0, 1, 4])

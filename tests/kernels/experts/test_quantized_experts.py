@@ -1,6 +1,6 @@
 """The grouped GEMMs of quantized experts against their references, and these against torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -13,13 +13,21 @@ from pagewire.worker.model.quantization.scheme import (
     Int8Scheme,
     Scheme,
 )
-from pagewire.worker.ops.contract.experts import ClampedSwiglu
+from pagewire.worker.ops.contract.experts import ClampedSwiglu, Routes
 from pagewire.worker.ops.contract.quantized import FLOAT4, QuantizedInput, ScaledWeight
 from pagewire.worker.ops.reference import experts as reference
 from pagewire.worker.ops.reference import quantized as reference_quantized
 from pagewire.worker.ops.triton import experts
-from pagewire.worker.ops.triton.experts.config import GemmConfig
-from support.kernels.comparison import DTYPES, TOLERANCE, assert_near, poisoned_outputs
+from pagewire.worker.ops.triton.experts import scaled_hopper
+from pagewire.worker.ops.triton.experts.config import LARGEST, GemmConfig
+from pagewire.worker.ops.triton.rowwise.quantize import quantize_rows
+from support.kernels.comparison import (
+    DTYPES,
+    FULL_SIZE,
+    TOLERANCE,
+    assert_near,
+    poisoned_outputs,
+)
 
 MXFP4 = GroupedScheme(bits=4, group=32, symmetric=True, float4=True)
 SCHEMES: dict[str, Scheme] = {
@@ -123,3 +131,57 @@ def test_without_tokens_nothing_runs(device):
     rows = experts.sort_by_expert(layer.chosen[:0], 5)
     weight = quantize_weight(layer.gate_up.flatten(0, 1), MXFP4, torch.float32)
     assert experts.experts_gate_up_silu_mul(layer.x[:0], weight, rows).shape == (0, 32)
+
+
+@pytest.mark.skipif(not FULL_SIZE, reason="Gluon has no interpreter: a GPU is needed")
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("name", ["fp8", "fp8 in blocks", "fp8 with a static scale"])
+@pytest.mark.parametrize(
+    ("tokens", "k", "features"), [(1, 2048, 768), (150, 384, 896), (1500, 768, 2048)]
+)
+def test_hoppers_kernel_has_the_bits_of_the_plain_one(tokens, k, features, name, gated, device):
+    """Experts without rows, with few, and with tiles that are not full; one expert has half.
+
+    The last size has more tiles than there are programs.
+    """
+    torch.manual_seed(tokens)
+    count, top_k = 9, 2
+    chosen = torch.randn(tokens, count - 1, device=device).argsort(1)[:, :top_k].int()
+    chosen[: tokens // 2, 0] = 8
+    rows = experts.sort_by_expert(chosen, count, config=LARGEST)
+    plain = torch.randn(count * features * (2 if gated else 1), k, device=device) * k**-0.5
+    scheme = SCHEMES["fp8 in blocks" if name == "fp8 in blocks" else "fp8"]
+    weight = quantize_weight(plain, scheme, torch.bfloat16)
+    if name == "fp8 with a static scale":
+        weight = replace(weight, input_scale=torch.full((1,), 0.02, device=device))
+    x = torch.randn(tokens if gated else tokens * top_k, k, device=device).bfloat16()
+    project = experts.experts_gate_up_silu_mul if gated else experts.experts_down
+    expected = project(given(x, weight), weight, rows)
+    of_tokens = rows.rows.view(tokens, top_k) if gated else None
+    by_row = quantize_rows(x, weight.input_format, of_tokens, scaled_hopper.TAIL)
+    out = torch.full_like(expected, torch.nan)
+    scaled_hopper.multiply(by_row, weight, out, rows, gated=gated)
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.skipif(not FULL_SIZE, reason="Gluon has no interpreter: a GPU is needed")
+@pytest.mark.parametrize("tokens", [130, 700])
+@pytest.mark.parametrize("name", ["fp8", "fp8 in blocks"])
+def test_a_layer_on_hopper_has_the_bits_of_the_plain_kernels(name, tokens, device, monkeypatch):
+    """Kernels follow one another, each of which may start before the one before has ended."""
+    torch.manual_seed(tokens)
+    count, hidden, intermediate = 16, 1024, 384
+    x, residual = (torch.randn(tokens, hidden, device=device).bfloat16() for _ in range(2))
+    order = torch.randn(tokens, count, device=device).argsort(1)[:, :4].int().contiguous()
+    routes = Routes(order, torch.rand(tokens, 4, device=device).softmax(1))
+    shapes = ((2 * intermediate, hidden), (hidden, intermediate))
+    weights = [
+        quantize_weight(torch.randn(count * n, k, device=device), SCHEMES[name], torch.bfloat16)
+        for n, k in shapes
+    ]
+    for weight in weights:
+        assert scaled_hopper.is_supported(x.dtype, weight, 4 * tokens, count)
+    found = [experts.experts_add(x, routes, count, *weights, residual.clone()) for _ in range(9)]
+    monkeypatch.setattr(scaled_hopper, "is_supported", lambda *_: False)
+    expected = experts.experts_add(x, routes, count, *weights, residual.clone())
+    assert all(torch.equal(out, expected) for out in found)

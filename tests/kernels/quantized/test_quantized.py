@@ -70,6 +70,21 @@ class TestInputs:
             out = quantize.quantize(x, given)
         assert_same_numbers(out, reference.quantize(x, given))
 
+    def test_quantize_rows(self, tokens, width, kind, eight, dtype, device):
+        x = draw(tokens, width, device=device).to(dtype)
+        given, order = self.format(kind, eight, device), torch.randperm(3 * tokens, device=device)
+        rows = order.int().view(tokens, 3)
+        for places in (rows, None):
+            with poisoned_outputs():
+                out = quantize.quantize_rows(x, given, places, 7)
+            expected = x
+            if places is not None:
+                expected = torch.empty(3 * tokens, width, dtype=dtype, device=device)
+                expected[order] = x.repeat_interleave(3, 0)
+            assert_same_numbers(out, reference.quantize(expected, given))
+            if kind == "groups":
+                assert out.scales.stride() == (1, len(expected) + 7)
+
     def test_norm_quantize(self, tokens, width, kind, eight, dtype, device):
         x, norm = draw(tokens, width, device=device).to(dtype), draw(width, device=device).to(dtype)
         given = self.format(kind, eight, device)

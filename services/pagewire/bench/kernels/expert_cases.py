@@ -77,7 +77,7 @@ class ExpertCaseMaker:
     def layer(self, tokens: int) -> Case:
         """Make a case of all that comes behind the router."""
         shapes, x = self.shapes, self.randn(tokens, self.shapes.hidden)
-        routes = Routes(self._chosen(tokens), self._shares(tokens))
+        routes = self.routes(tokens)
         gate_up = (2 * shapes.intermediate, shapes.hidden)
         down = (shapes.hidden, shapes.intermediate)
         sizes = ((shapes.experts, *size) for size in (gate_up, down))
@@ -93,9 +93,10 @@ class ExpertCaseMaker:
         work = used * sum(held[0][0].nbytes for held in weights)
         return Case("experts_add", work, "TB/s", inputs, reference_on_host=True)
 
-    def _shares(self, tokens: int) -> Tensor:
-        """Draw the weights of each token's experts, `[tokens, top_k]` float32."""
-        return torch.rand(tokens, self.shapes.top_k, device=self.device).softmax(1)
+    def routes(self, tokens: int) -> Routes:
+        """Draw the experts of each token and their weights."""
+        shares = torch.rand(tokens, self.shapes.top_k, device=self.device).softmax(1)
+        return Routes(self._chosen(tokens), shares)
 
     def rows(self, tokens: int) -> tuple[Tensor, ExpertRows]:
         """Draw experts and sort them. Kernels need their tiles, which references do not read."""

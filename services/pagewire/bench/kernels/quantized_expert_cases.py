@@ -1,4 +1,4 @@
-"""The cases of quantized experts: both products of a layer, with experts drawn at random."""
+"""The cases of quantized experts, drawn at random: both products of a layer, and all of it."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -42,6 +42,10 @@ class QuantizedExpertCases:
                     f"down of experts in {name}, tokens: {count}",
                     partial(self._product, scheme, count, False),
                 )
+                yield (
+                    f"experts of a layer in {name}, tokens: {count}",
+                    partial(self._layer, scheme, count),
+                )
 
     def _product(self, scheme: Scheme, tokens: int, gated: bool) -> Case:
         """Make a case of a GEMM. The weights of experts without rows are no work."""
@@ -63,6 +67,29 @@ class QuantizedExpertCases:
             return Case(op, work, "TFLOP/s", inputs, reference_on_host=True)
         work = chosen.unique().numel() * nbytes // shapes.experts
         return Case(op, work, "TB/s", inputs, reference_on_host=True)
+
+    def _layer(self, scheme: Scheme, tokens: int) -> Case:
+        """Make a case of all that comes behind the router, the quantization of inputs included."""
+        shapes, sizes = self.plain.shapes, self.plain.sizes
+        x, routes = self.plain.randn(tokens, shapes.hidden), self.plain.routes(tokens)
+        first = self._weights(scheme)
+        nbytes = sum(tensor.nbytes for weight in first for tensor in tensors_of(weight))
+        more = copies(nbytes, sizes) - 1
+        inputs = [
+            (x, routes, shapes.experts, *weights, self.plain.randn(tokens, shapes.hidden))
+            for weights in (first, *(self._weights(scheme) for _ in range(more)))
+        ]
+        if tokens >= sizes.compute_bound_tokens:
+            work = 6 * tokens * shapes.top_k * shapes.hidden * shapes.intermediate
+            return Case("experts_add", work, "TFLOP/s", inputs, reference_on_host=True)
+        work = routes.experts.unique().numel() * nbytes // shapes.experts
+        return Case("experts_add", work, "TB/s", inputs, reference_on_host=True)
+
+    def _weights(self, scheme: Scheme) -> tuple[QuantizedWeight, QuantizedWeight]:
+        """Make the weights of both products."""
+        hidden, intermediate = self.plain.shapes.hidden, self.plain.shapes.intermediate
+        gate_up = self._weight(scheme, 2 * intermediate, hidden)
+        return gate_up, self._weight(scheme, hidden, intermediate)
 
     def _weight(self, scheme: Scheme, rows: int, columns: int) -> QuantizedWeight:
         plain = self.plain.randn(self.plain.shapes.experts * rows, columns) * columns**-0.5

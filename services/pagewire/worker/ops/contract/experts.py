@@ -94,7 +94,7 @@ class ExpertRows:
     starts: Tensor  # [experts + 1], the first row of each expert, then the number of rows
     tile: int  # rows of a tile
     # [2, tiles]: expert and first row of each tile. A tile holds rows of one expert. There are as
-    # many tiles as any routes could need; unused ones are last and have the expert -1.
+    # many tiles as any routes could need; unused ones are last and have the expert -1 - used.
     tiles: Tensor
 
 

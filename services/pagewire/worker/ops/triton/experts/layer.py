@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pagewire.worker.ops.contract.experts import ClampedSwiglu, Routes, Routing
+from pagewire.worker.ops.contract.experts import ClampedSwiglu, ExpertRows, Routes, Routing
 from pagewire.worker.ops.contract.quantized import LinearWeight, QuantizedInput, ScaledWeight
+from pagewire.worker.ops.triton.experts import scaled_hopper
 from pagewire.worker.ops.triton.experts.config import (
+    LARGEST,
     MAX_PACKED_TOKENS,
     MAX_SCORED_TOKENS,
     MAX_VECTOR_TOKENS,
@@ -31,7 +33,7 @@ from pagewire.worker.ops.triton.experts.vector import (
 )
 from pagewire.worker.ops.triton.experts.weighted_sum import add_experts
 from pagewire.worker.ops.triton.rowwise.norm import rms_norm
-from pagewire.worker.ops.triton.rowwise.quantize import quantize
+from pagewire.worker.ops.triton.rowwise.quantize import quantize, quantize_rows
 
 
 def norm_route(
@@ -72,10 +74,36 @@ def experts_add(
     if 0 < tokens <= MAX_VECTOR_TOKENS and is_vector_weight(gate_up) and is_vector_weight(down):
         inner = vector_gate_up(x, gate_up, num_experts, routes.experts, gate_up_bias, clamp)
         return vector_down_add(inner, down, num_experts, routes, down_bias, residual)
+    pairs = routes.experts.numel()
+    if (
+        isinstance(gate_up, ScaledWeight)
+        and isinstance(down, ScaledWeight)
+        and gate_up_bias is None
+        and down_bias is None
+        and clamp is None
+        and scaled_hopper.is_supported(x.dtype, gate_up, pairs, num_experts)
+        and scaled_hopper.is_supported(x.dtype, down, pairs, num_experts)
+    ):
+        rows = sort_by_expert(routes.experts, num_experts, config=LARGEST)
+        parts = _scaled_parts(x, gate_up, down, rows)
+        return add_experts(parts, routes.weights, rows, residual, shared, shared_gate)
     rows = sort_by_expert(routes.experts, num_experts)
     inner = experts_gate_up_silu_mul(_input(x, gate_up), gate_up, rows, gate_up_bias, clamp)
     parts = experts_down(_input(inner, down), down, rows, down_bias)
     return add_experts(parts, routes.weights, rows, residual, shared, shared_gate)
+
+
+def _scaled_parts(x: Tensor, gate_up: ScaledWeight, down: ScaledWeight, rows: ExpertRows) -> Tensor:
+    """Return the results of both projections by row, `[pairs, hidden]`, from Hopper's kernel."""
+    pairs, tail = len(rows.pairs), scaled_hopper.TAIL
+    of_tokens = rows.rows.view(len(x), rows.top_k)
+    inner = x.new_empty((pairs, down.shape[1]))
+    given = quantize_rows(x, gate_up.input_format, of_tokens, tail)
+    scaled_hopper.multiply(given, gate_up, inner, rows, gated=True)
+    parts = x.new_empty((pairs, x.shape[1]))
+    given = quantize_rows(inner, down.input_format, None, tail)
+    scaled_hopper.multiply(given, down, parts, rows, gated=False)
+    return parts
 
 
 def _input(x: Tensor, weight: LinearWeight) -> Tensor | QuantizedInput:

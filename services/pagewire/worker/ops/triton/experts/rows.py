@@ -107,11 +107,11 @@ def _sort_kernel(
     needed = (counts + TILE - 1) // TILE  # tiles of each expert
     first_tile = tl.sum(tl.where(bins < expert, needed, 0), 0)
     end_tile = first_tile + tl.sum(tl.where(bins == expert, needed, 0), 0)
-    # The last expert also marks the tiles that no expert needs.
+    # The last expert also marks the tiles that no expert needs, by how many are needed.
     end = tiles if expert == EXPERTS - 1 else end_tile
     for start in range(first_tile, end, BLOCK_TILES):
         tile = start + tl.arange(0, BLOCK_TILES)
-        owner = tl.where(tile < end_tile, expert, -1)
+        owner = tl.where(tile < end_tile, expert, -1 - end_tile)
         tl.store(tiles_ptr + tile, owner, mask=tile < end)
         tl.store(tiles_ptr + tiles + tile, first_row + (tile - first_tile) * TILE, mask=tile < end)
 

@@ -56,18 +56,23 @@ def rounded_to_fp8(x):
     return tl.where(tl.abs(x) < _LEAST_NORMAL, small / 512.0, bits.to(tl.float32, bitcast=True))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["scales_row_stride", "scales_group_stride"])
 def _quantize_kernel(
     x_ptr,  # [tokens, WIDTH], with GATED [tokens, 2 * WIDTH]
     norm_ptr,  # [WIDTH]
     static_ptr,  # [1]
-    values_ptr,  # [tokens, WIDTH]
-    scales_ptr,  # [tokens, groups]
+    rows_ptr,  # [tokens, COPIES], read with COPIES > 0
+    values_ptr,  # [tokens, WIDTH], or [tokens * COPIES, WIDTH]
+    scales_ptr,  # as many rows, [.., groups]
     x_stride,
+    scales_row_stride,
+    scales_group_stride,
     eps,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,  # 0 if a token has one scale
+    COPIES: tl.constexpr,
+    BY_ROW: tl.constexpr,
     GATED: tl.constexpr,
     NORM: tl.constexpr,
     NORM_WEIGHT: tl.constexpr,
@@ -79,16 +84,21 @@ def _quantize_kernel(
 ):
     """Quantize rows of `x`, after SiLU and a product if GATED, or after a norm if NORM.
 
-    A program computes one token. The grid is `[tokens]`.
+    A program computes one token. The grid is `[tokens]`. With COPIES the result of a token is
+    stored to so many rows. BY_ROW promises that what was before the kernel before this one is done
+    when the next one starts.
     """
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     mask = column < WIDTH
     if NORM_WEIGHT:
         weight = tl.load(norm_ptr + column, mask=mask, other=0.0).to(tl.float32)
-    if PDL:
+    if PDL and not BY_ROW:
         gdc_launch_dependents()
+    if PDL:
         gdc_wait()
+    if PDL and BY_ROW:
+        gdc_launch_dependents()
 
     at = x_ptr + token * x_stride + column
     x = tl.load(at, mask=mask, other=0.0).to(tl.float32)  # [BLOCK]
@@ -102,19 +112,15 @@ def _quantize_kernel(
     x = x.to(x_ptr.dtype.element_ty).to(tl.float32)
 
     if GROUP:
-        GROUPS: tl.constexpr = (WIDTH + GROUP - 1) // GROUP
         grouped = tl.reshape(x, (BLOCK // GROUP, GROUP))
         scale = scale_of(tl.max(tl.abs(grouped), 1), LARGEST_VALUE)  # [BLOCK / GROUP]
         wide = tl.broadcast_to(scale[:, None], (BLOCK // GROUP, GROUP))
         scaled = tl.reshape(divided(grouped, wide, INTERPRETED), (BLOCK,))
-        group = tl.arange(0, BLOCK // GROUP)
-        tl.store(scales_ptr + token * GROUPS + group, scale, mask=group < GROUPS)
     else:
         if STATIC:
             scale = tl.load(static_ptr)
         else:
             scale = scale_of(tl.max(tl.abs(x), 0), LARGEST_VALUE)
-            tl.store(scales_ptr + token, scale)
         scaled = divided(x, tl.broadcast_to(scale, (BLOCK,)), INTERPRETED)
     scaled = tl.minimum(tl.maximum(scaled, -LARGEST_VALUE), LARGEST_VALUE)
     if INTEGER:
@@ -122,12 +128,35 @@ def _quantize_kernel(
     elif INTERPRETED:
         scaled = rounded_to_fp8(scaled)
     values = scaled.to(values_ptr.dtype.element_ty)
-    tl.store(values_ptr + token * WIDTH + column, values, mask=mask)
+    for copy in tl.static_range(COPIES if COPIES else 1):
+        row = token
+        if COPIES:
+            row = tl.load(rows_ptr + token * COPIES + copy).to(tl.int64)
+        tl.store(values_ptr + row * WIDTH + column, values, mask=mask)
+        if GROUP:
+            group = tl.arange(0, BLOCK // GROUP)
+            at = scales_ptr + row * scales_row_stride + group * scales_group_stride
+            tl.store(at, scale, mask=group < (WIDTH + GROUP - 1) // GROUP)
+        elif not STATIC:
+            tl.store(scales_ptr + row, scale)
 
 
 def quantize(x: Tensor, inputs: InputFormat) -> QuantizedInput:
     """Implement `QuantizedOps.quantize`; the rows of `x` may have any stride."""
     return _launch(x, x.shape[1], inputs)
+
+
+def quantize_rows(x: Tensor, inputs: InputFormat, rows: Tensor | None, tail: int) -> QuantizedInput:
+    """Return `quantize(x, inputs)` by row, as Hopper's kernel of experts reads it.
+
+    Args:
+        x: `[tokens, in_features]`.
+        inputs: the type and the scales.
+        rows: `[tokens, copies]` int32, all rows of each token, or None if `x` is by row.
+        tail: scales of a group lie side by side, and before those of the next one at least so many
+            of no meaning.
+    """
+    return _launch(x, x.shape[1], inputs, rows=rows, tail=tail)
 
 
 def norm_quantize(
@@ -150,14 +179,20 @@ def _launch(
     norm: bool = False,
     norm_weight: Tensor | None = None,
     eps: float = 0.0,
+    rows: Tensor | None = None,
+    tail: int | None = None,
 ) -> QuantizedInput:
     tokens, group = x.shape[0], inputs.group or 0
+    count = tokens if rows is None else rows.numel()
     block = max(next_power_of_2(width), group)
-    values = x.new_empty((tokens, width), dtype=inputs.dtype)
-    if inputs.scale is None:
-        scales = x.new_empty((tokens, cdiv(width, group) if group else 1), dtype=torch.float32)
+    values = x.new_empty((count, width), dtype=inputs.dtype)
+    groups = cdiv(width, group) if group else 1
+    if inputs.scale is not None:
+        scales = inputs.scale.expand(count, 1)
+    elif tail is not None and group:
+        scales = x.new_empty((groups, count + tail), dtype=torch.float32)[:, :count].T
     else:
-        scales = inputs.scale.expand(tokens, 1)
+        scales = x.new_empty((count, groups), dtype=torch.float32)
     if tokens == 0:
         return QuantizedInput(values, scales, x.dtype)
     warps = max(1, min(16, block // 512))
@@ -166,13 +201,17 @@ def _launch(
         x,
         x if norm_weight is None else norm_weight,
         x if inputs.scale is None else inputs.scale,
+        x if rows is None else rows,
         values,
         scales,
         x.stride(0),
+        *scales.stride(),
         eps,
         WIDTH=width,
         BLOCK=block,
         GROUP=group,
+        COPIES=0 if rows is None else rows.shape[1],
+        BY_ROW=tail is not None,
         GATED=gated,
         NORM=norm,
         NORM_WEIGHT=norm_weight is not None,
