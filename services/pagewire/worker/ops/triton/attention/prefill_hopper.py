@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -34,6 +35,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language import debug_barrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pagewire.worker.ops.contract.blocks import KVScales
 from pagewire.worker.ops.device import dependent_launch, is_hopper, multiprocessors
 from pagewire.worker.ops.triton.attention.paged import LOG2_E
 
@@ -48,6 +50,43 @@ CHUNKS = gl.constexpr(256)  # maximum; the tokens after the last chunk count as 
 # Registers of a thread. A multiprocessor has 65,536 for two consumers and the loader's warp group.
 CONSUMER_REGISTERS = gl.constexpr(224)
 LOADER_REGISTERS = gl.constexpr(56)
+LOADER_WARPS = gl.constexpr(4)  # of FP8 caches, which the loader converts; otherwise one
+# Lines that the loader converts at once. A thread has eight neighbours of a line, so that the threads
+# that access shared memory at the same time use all of its banks.
+PART = gl.constexpr(64)
+OF_PART = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], [8, 0], [16, 0], [32, 0]],
+        [[0, 8], [0, 16], [0, 32], [0, 64], [1, 0]],
+        [[2, 0], [4, 0]],
+        [],
+        [64, 128],
+    )
+)
+# Four numbers in FP8 times their scales, by way of float32: Hopper's instruction from float16 to
+# bfloat16 converts one number, at an eighth of the rate of those that convert two.
+_WIDEN = """{
+    .reg .b16 low, high, h<4>;
+    .reg .b32 a, b;
+    .reg .f32 f<4>;
+    mov.b32 {low, high}, $2;
+    cvt.rn.f16x2.e4m3x2 a, low;
+    cvt.rn.f16x2.e4m3x2 b, high;
+    mov.b32 {h0, h1}, a;
+    mov.b32 {h2, h3}, b;
+    cvt.f32.f16 f0, h0;
+    cvt.f32.f16 f1, h1;
+    cvt.f32.f16 f2, h2;
+    cvt.f32.f16 f3, h3;
+    mul.f32 f0, f0, $3;
+    mul.f32 f1, f1, $4;
+    mul.f32 f2, f2, $5;
+    mul.f32 f3, f3, $6;
+    cvt.rn.TYPE.f32 $0, f1, f0;
+    cvt.rn.TYPE.f32 $1, f3, f2;
+}"""
+_WIDEN_BFLOAT16 = gl.constexpr(_WIDEN.replace("TYPE", "bf16x2"))
+_WIDEN_FLOAT16 = gl.constexpr(_WIDEN.replace("TYPE", "f16x2"))
 # With at most this many query rows in a chunk, the smaller tiles of the plain kernel keep more
 # multiprocessors busy.
 MIN_ROWS = 1024
@@ -60,7 +99,7 @@ def is_supported(q: Tensor, k_cache: Tensor, chunks: int, max_query_length: int)
     return (
         is_hopper(q.device)
         and q.dtype in (torch.bfloat16, torch.float16)
-        and k_cache.dtype == q.dtype
+        and k_cache.dtype in (q.dtype, torch.float8_e4m3fn)
         and head_dim == HEAD_DIM.value
         and HALF.value % group == 0
         and chunks < CHUNKS.value
@@ -78,6 +117,7 @@ def prefill(
     query_starts: Tensor,
     lengths: Tensor,
     scale: float,
+    scales: KVScales | None = None,
     pdl: bool = True,
 ) -> None:
     """Compute `prefill_attention` into `out`, for calls that are supported (`is_supported`).
@@ -90,13 +130,15 @@ def prefill(
     group = query_heads // kv_heads
     pdl = pdl and dependent_launch(q.device)
     launch = {"launch_pdl": True} if pdl else {}
-    bits = 8 * q.element_size()
-    page = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits, rank=2)
-    rows = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits, rank=3)
-    k_pages, v_pages = (
-        TensorDescriptor.from_tensor(kv.view(-1, head_dim), [PAGE.value, head_dim], page)
-        for kv in (k_cache, v_cache)
-    )
+    page = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    rows = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
+    k_pages: TensorDescriptor | Tensor = k_cache
+    v_pages: TensorDescriptor | Tensor = v_cache
+    if scales is None:
+        k_pages, v_pages = (
+            TensorDescriptor.from_tensor(kv.view(-1, head_dim), [PAGE.value, head_dim], page)
+            for kv in (k_cache, v_cache)
+        )
     queries = TensorDescriptor.from_tensor(q, [HALF.value // group, group, head_dim], rows)
     most_items = (tokens // (ROWS.value // group) + chunks + 1) * kv_heads
     prefill_hopper_kernel[(min(multiprocessors(q.device), most_items),)](
@@ -108,6 +150,8 @@ def prefill(
         slots,
         query_starts,
         lengths,
+        None if scales is None else scales.keys,
+        None if scales is None else scales.values,
         _counters(q.device),
         scale * LOG2_E,
         tokens,
@@ -149,6 +193,8 @@ def prefill_hopper_kernel(
     slots_ptr,  # [chunks]
     starts_ptr,  # [chunks + 1]
     lengths_ptr,  # [chunks]
+    k_scales_ptr,  # [num_blocks, kv_heads, block_size], or None if keys and values have none
+    v_scales_ptr,
     counters_ptr,  # [2]
     scale_log2,
     tokens,
@@ -165,8 +211,10 @@ def prefill_hopper_kernel(
     A program takes items until none is left. The grid is `[multiprocessors]`, or fewer if there are
     fewer items.
     """
-    dtype: gl.constexpr = k_pages.dtype
-    tiled: gl.constexpr = k_pages.layout
+    dtype: gl.constexpr = q_rows.dtype
+    tiled: gl.constexpr = gl.NVMMASharedLayout(
+        swizzle_byte_width=128, element_bitwidth=16, rank=2
+    )
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
     q_smem = gl.allocate_shared_memory(dtype, [2, HALF, HEAD_DIM], tiled)
@@ -188,6 +236,15 @@ def prefill_hopper_kernel(
         mbarrier.init(k_empty.index(stage), count=2)
         mbarrier.init(v_full.index(stage), count=1)
         mbarrier.init(v_empty.index(stage), count=2)
+    if k_scales_ptr is not None:
+        raw: gl.constexpr = gl.SwizzledSharedLayout(16, 1, 1, [1, 0])
+        raw_smem = gl.allocate_shared_memory(gl.float8e4nv, [2, TILE, HEAD_DIM], raw)
+        scales_smem = gl.allocate_shared_memory(gl.float32, [2, TILE], flat)
+        loader_warps: gl.constexpr = LOADER_WARPS
+    else:
+        raw_smem: gl.constexpr = None
+        scales_smem: gl.constexpr = None
+        loader_warps: gl.constexpr = 1
     fence_async_shared()
     if PDL:  # in every program: a kernel that waits for this one relies on those before it, too
         gdc_wait()
@@ -205,13 +262,13 @@ def prefill_hopper_kernel(
             )),
             (_load, (
                 q_rows, k_pages, v_pages, out_ptr, tables_ptr, slots_ptr, starts_ptr, lengths_ptr,
-                counters_ptr, tokens, chunks, table_stride, cache_lines,
-                q_smem, k_smem, v_smem, item_smem,
+                k_scales_ptr, v_scales_ptr, counters_ptr, tokens, chunks, table_stride, cache_lines,
+                q_smem, k_smem, v_smem, item_smem, raw_smem, scales_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, v_partial,
-                KV_HEADS, GROUP, BLOCK_SIZE,
+                KV_HEADS, GROUP, BLOCK_SIZE, loader_warps,
             )),
         ],
-        [4, 1],
+        [4, loader_warps],
         [CONSUMER_REGISTERS, LOADER_REGISTERS],
     )  # fmt: skip
 
@@ -226,6 +283,8 @@ def _load(
     slots_ptr,
     starts_ptr,
     lengths_ptr,
+    k_scales_ptr,
+    v_scales_ptr,
     counters_ptr,
     tokens,
     chunks,
@@ -235,6 +294,8 @@ def _load(
     k_smem,
     v_smem,
     item_smem,
+    raw_smem,
+    scales_smem,
     q_full,
     q_empty,
     k_full,
@@ -245,11 +306,16 @@ def _load(
     KV_HEADS: gl.constexpr,
     GROUP: gl.constexpr,
     BLOCK_SIZE: gl.constexpr,
+    WARPS: gl.constexpr,
 ):
-    """Take items until none is left; load the queries and the KV tiles of each."""
+    """Take items until none is left; load the queries and the KV tiles of each.
+
+    Keys and values in FP8 have scales. They go through `raw_smem`.
+    """
     TOKENS: gl.constexpr = ROWS // GROUP
-    of_chunks: gl.constexpr = gl.BlockedLayout([CHUNKS // 32], [32], [1], [0])
-    of_fields: gl.constexpr = gl.BlockedLayout([FIELDS], [32], [1], [0])
+    FP8: gl.constexpr = k_scales_ptr is not None
+    of_chunks: gl.constexpr = gl.BlockedLayout([CHUNKS // 32], [32], [WARPS], [0])
+    of_fields: gl.constexpr = gl.BlockedLayout([FIELDS], [32], [WARPS], [0])
     # The tokens after the last chunk are chunk number `chunks`.
     index = gl.arange(0, CHUNKS, layout=of_chunks)
     starts = gl.load(starts_ptr + index, mask=index <= chunks, other=tokens)
@@ -262,7 +328,7 @@ def _load(
     partial_tiles = 0
     stage = 0
     phase = 1
-    item = _taken(_take(counters_ptr))
+    item = _taken(_take(counters_ptr, WARPS), WARPS)
     while item < all_tiles * KV_HEADS:
         head = item % KV_HEADS
         # The last tiles of a chunk see the most positions, so they start first.
@@ -275,14 +341,20 @@ def _load(
         token_begin = begin + tile_in_chunk * TOKENS
         ticket = 0
         if length == 0:
-            ticket = _take(counters_ptr)
-            _store_zeros(out_ptr, token_begin, end, head, KV_HEADS, GROUP)
+            ticket = _take(counters_ptr, WARPS)
+            _store_zeros(out_ptr, token_begin, end, head, KV_HEADS, GROUP, WARPS)
         else:
             table_ptr = tables_ptr + gl.load(slots_ptr + chunk) * table_stride
             first_position = length - end + token_begin
             last_position = gl.minimum(first_position + TOKENS, length) - 1
             kv_tiles = last_position // TILE + 1
             diagonal = (first_position + 1) // TILE  # KV tiles that every row sees whole
+            if FP8:
+                line, seen = _lines(table_ptr, 0, head, length, KV_HEADS, BLOCK_SIZE)
+                _copy_lines(k_pages, line, seen, raw_smem.index(0))
+                async_copy.commit_group()
+                _copy_lines(v_pages, line, seen, raw_smem.index(1))
+                async_copy.commit_group()
             mbarrier.wait(q_empty, (served & 1) ^ 1)
             served += 1
             fields = gl.where(field == 0, kv_tiles, 0)
@@ -303,33 +375,41 @@ def _load(
                         q_rows.dtype, [HALF // GROUP, GROUP, HEAD_DIM], q_rows.layout
                     ),
                 )
-            for kv_tile in range(kv_tiles):
-                # Take the next item during the last KV tile: late, so that programs with less work
-                # take items first, but early enough to hide the latency.
-                if kv_tile == kv_tiles - 1:
-                    ticket = _take(counters_ptr)
-                first = kv_tile * TILE
-                lines = ()
-                for page in gl.static_range(TILE // PAGE):
-                    at = first + page * PAGE
-                    block = gl.load(table_ptr + at // BLOCK_SIZE, mask=at < length, other=0)
-                    line = (block * KV_HEADS + head) * BLOCK_SIZE + at % BLOCK_SIZE
-                    # TMA fills pages behind the end of the cache with zeros.
-                    lines = lines + (gl.where(at < length, line, cache_lines),)  # type: ignore[assignment]  # noqa: RUF005
-                mbarrier.wait(k_empty.index(stage), phase)
-                _copy_pages(k_pages, lines, k_full.index(stage), k_smem.index(stage))
-                mbarrier.wait(v_empty.index(stage), phase)
-                left = length - first
-                if (left < TILE) & (left % PAGE != 0):
-                    _copy_pages(v_pages, lines, v_partial, v_smem.index(stage))
-                    mbarrier.wait(v_partial, partial_tiles & 1)
-                    partial_tiles += 1
-                    _clear_lines(v_smem, stage, left)
-                    mbarrier.arrive(v_full.index(stage))
-                else:
-                    _copy_pages(v_pages, lines, v_full.index(stage), v_smem.index(stage))
-                stage, phase = _next(stage, phase)
-        item = _taken(ticket)
+            if FP8:
+                ticket, stage, phase = _convert_tiles(
+                    kv_tiles, table_ptr, head, length, stage, phase,
+                    k_pages, v_pages, k_scales_ptr, v_scales_ptr, counters_ptr,
+                    k_smem, v_smem, raw_smem, scales_smem, k_full, k_empty, v_full, v_empty,
+                    KV_HEADS, BLOCK_SIZE, WARPS,
+                )  # fmt: skip
+            else:
+                for kv_tile in range(kv_tiles):
+                    # Take the next item during the last KV tile: late, so that programs with less
+                    # work take items first, but early enough to hide the latency.
+                    if kv_tile == kv_tiles - 1:
+                        ticket = _take(counters_ptr, WARPS)
+                    first = kv_tile * TILE
+                    lines = ()
+                    for page in gl.static_range(TILE // PAGE):
+                        at = first + page * PAGE
+                        block = gl.load(table_ptr + at // BLOCK_SIZE, mask=at < length, other=0)
+                        line = (block * KV_HEADS + head) * BLOCK_SIZE + at % BLOCK_SIZE
+                        # TMA fills pages behind the end of the cache with zeros.
+                        lines = lines + (gl.where(at < length, line, cache_lines),)  # type: ignore[assignment]  # noqa: RUF005
+                    mbarrier.wait(k_empty.index(stage), phase)
+                    _copy_pages(k_pages, lines, k_full.index(stage), k_smem.index(stage))
+                    mbarrier.wait(v_empty.index(stage), phase)
+                    left = length - first
+                    if (left < TILE) & (left % PAGE != 0):
+                        _copy_pages(v_pages, lines, v_partial, v_smem.index(stage))
+                        mbarrier.wait(v_partial, partial_tiles & 1)
+                        partial_tiles += 1
+                        _clear_lines(v_smem, stage, left)
+                        mbarrier.arrive(v_full.index(stage))
+                    else:
+                        _copy_pages(v_pages, lines, v_full.index(stage), v_smem.index(stage))
+                    stage, phase = _next(stage, phase)
+        item = _taken(ticket, WARPS)
 
     # An item without KV tiles tells the consumers to end.
     mbarrier.wait(q_empty, (served & 1) ^ 1)
@@ -355,8 +435,10 @@ def _next(stage, phase):
 
 
 @gluon.jit
-def _take(counters_ptr):
-    """Begin to take an item; called by one warp. `_taken` waits for the result."""
+def _take(counters_ptr, WARPS: gl.constexpr):
+    """Begin to take an item. `_taken` waits for the result."""
+    if WARPS > 1:
+        return gl.atomic_add(counters_ptr, 1)
     return gl.inline_asm_elementwise(
         "{ .reg .pred first; .reg .b32 lane; mov.u32 lane, %laneid; setp.eq.u32 first, lane, 0; "
         "mov.b32 $0, 0; @first atom.global.add.u32 $0, [$1], 1; }",
@@ -369,8 +451,10 @@ def _take(counters_ptr):
 
 
 @gluon.jit
-def _taken(ticket):
+def _taken(ticket, WARPS: gl.constexpr):
     """Return the item of a `_take` in all lanes."""
+    if WARPS > 1:
+        return ticket
     return gl.inline_asm_elementwise(
         "shfl.sync.idx.b32 $0, $1, 0, 31, -1;",
         "=r,r",
@@ -379,6 +463,132 @@ def _taken(ticket):
         is_pure=False,
         pack=1,
     )
+
+
+@gluon.jit
+def _convert_tiles(
+    kv_tiles,
+    table_ptr,
+    head,
+    length,
+    stage,
+    phase,
+    k_ptr,
+    v_ptr,
+    k_scales_ptr,
+    v_scales_ptr,
+    counters_ptr,
+    k_smem,
+    v_smem,
+    raw_smem,
+    scales_smem,
+    k_full,
+    k_empty,
+    v_full,
+    v_empty,
+    KV_HEADS: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr,
+    WARPS: gl.constexpr,
+):
+    """Load and convert the KV tiles of an item in FP8, of which the copies of the first have begun.
+
+    Returns the next item and the `stage` and `phase` after this one.
+    """
+    of_tile: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    # Scales are loaded a tile before they are needed, and their blocks are looked up two before.
+    at = gl.arange(0, TILE, layout=of_tile)
+    block = gl.load(table_ptr + at // BLOCK_SIZE, mask=at < length, other=0)
+    line = (block * KV_HEADS + head) * BLOCK_SIZE + at % BLOCK_SIZE
+    k_scales = gl.load(k_scales_ptr + line, mask=at < length, other=0.0)
+    v_scales = gl.load(v_scales_ptr + line, mask=at < length, other=0.0)
+    at += TILE
+    block = gl.load(table_ptr + at // BLOCK_SIZE, mask=at < length, other=0)
+    ticket = 0
+    for kv_tile in range(kv_tiles):
+        # Late, so that programs with less work take items first.
+        if kv_tile == kv_tiles - 1:
+            ticket = gl.atomic_add(counters_ptr, 1)
+        scales_smem.index(0).store(k_scales)
+        scales_smem.index(1).store(v_scales)
+        line = (block * KV_HEADS + head) * BLOCK_SIZE + at % BLOCK_SIZE
+        k_scales = gl.load(k_scales_ptr + line, mask=at < length, other=0.0)
+        v_scales = gl.load(v_scales_ptr + line, mask=at < length, other=0.0)
+        at += TILE
+        block = gl.load(table_ptr + at // BLOCK_SIZE, mask=at < length, other=0)
+        next_line, seen = _lines(
+            table_ptr, (kv_tile + 1) * TILE, head, length, KV_HEADS, BLOCK_SIZE
+        )
+
+        async_copy.wait_group(1)
+        mbarrier.wait(k_empty.index(stage), phase)
+        debug_barrier()
+        _convert(raw_smem.index(0), scales_smem.index(0), k_smem.index(stage))
+        fence_async_shared()
+        debug_barrier()
+        mbarrier.arrive(k_full.index(stage))
+        if kv_tile < kv_tiles - 1:
+            _copy_lines(k_ptr, next_line, seen, raw_smem.index(0))
+        async_copy.commit_group()  # an empty one keeps the count
+
+        async_copy.wait_group(1)
+        mbarrier.wait(v_empty.index(stage), phase)
+        debug_barrier()
+        _convert(raw_smem.index(1), scales_smem.index(1), v_smem.index(stage))
+        fence_async_shared()
+        debug_barrier()
+        mbarrier.arrive(v_full.index(stage))
+        if kv_tile < kv_tiles - 1:
+            _copy_lines(v_ptr, next_line, seen, raw_smem.index(1))
+        async_copy.commit_group()  # an empty one keeps the count
+        stage, phase = _next(stage, phase)
+    return ticket, stage, phase
+
+
+@gluon.jit
+def _lines(
+    table_ptr, first, head, length, KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr
+):
+    """Return the cache's line of each position of the KV tile at `first`, and which there are."""
+    # A thread copies 16 bytes of every 16th line.
+    of_copy: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [4, 1], [1, 0])
+    at = first + gl.arange(0, TILE, layout=gl.SliceLayout(1, of_copy))
+    block = gl.load(table_ptr + at // BLOCK_SIZE, mask=at < length, other=0)
+    return (block * KV_HEADS + head) * BLOCK_SIZE + at % BLOCK_SIZE, at < length
+
+
+@gluon.jit
+def _copy_lines(ptr, line, seen, raw_smem):
+    """Begin to copy lines of the cache in FP8, and zeros where none is `seen`."""
+    dim = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, line.type.layout.parent))
+    at = (line.to(gl.int64) * HEAD_DIM)[:, None] + dim[None, :]
+    async_copy.async_copy_global_to_shared(raw_smem, ptr + at, mask=seen[:, None])
+
+
+@gluon.jit
+def _convert(raw_smem, scales_smem, tile_smem):
+    """Write a tile of FP8 numbers times their scales, in the type of `tile_smem`."""
+    for part in gl.static_range(TILE // PART):
+        numbers = raw_smem.slice(part * PART, PART).load(OF_PART)
+        scales = scales_smem.slice(part * PART, PART).load(gl.SliceLayout(1, OF_PART))
+        if tile_smem.dtype == gl.bfloat16:
+            wide = gl.inline_asm_elementwise(
+                _WIDEN_BFLOAT16,
+                "=r,=r,r,r,r,r,r",
+                [numbers, scales[:, None]],
+                dtype=gl.bfloat16,
+                is_pure=True,
+                pack=4,
+            )
+        else:
+            wide = gl.inline_asm_elementwise(
+                _WIDEN_FLOAT16,
+                "=r,=r,r,r,r,r,r",
+                [numbers, scales[:, None]],
+                dtype=gl.float16,
+                is_pure=True,
+                pack=4,
+            )
+        tile_smem.slice(part * PART, PART).store(wide)
 
 
 @gluon.jit
@@ -411,15 +621,23 @@ def _clear_lines(v_smem, stage, first):
 
 
 @gluon.jit
-def _store_zeros(out_ptr, token_begin, end, head, KV_HEADS: gl.constexpr, GROUP: gl.constexpr):
+def _store_zeros(
+    out_ptr,
+    token_begin,
+    end,
+    head,
+    KV_HEADS: gl.constexpr,
+    GROUP: gl.constexpr,
+    WARPS: gl.constexpr,
+):
     """Write zeros for the tokens of a padding chunk."""
-    two_rows: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [1, 1], [1, 0])
-    dim = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, two_rows))
-    for first in range(0, ROWS, 2):
-        row = first + gl.arange(0, 2, layout=gl.SliceLayout(1, two_rows))
+    some_rows: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [WARPS, 1], [1, 0])
+    dim = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, some_rows))
+    for first in range(0, ROWS, 2 * WARPS):
+        row = first + gl.arange(0, 2 * WARPS, layout=gl.SliceLayout(1, some_rows))
         token = token_begin + row // GROUP
         line = token * (KV_HEADS * GROUP) + head * GROUP + row % GROUP
-        zeros = gl.zeros([2, HEAD_DIM], out_ptr.dtype.element_ty, layout=two_rows)
+        zeros = gl.zeros([2 * WARPS, HEAD_DIM], out_ptr.dtype.element_ty, layout=some_rows)
         at = (line * HEAD_DIM)[:, None] + dim[None, :]
         gl.store(out_ptr + at, zeros, mask=(token < end)[:, None])
 
