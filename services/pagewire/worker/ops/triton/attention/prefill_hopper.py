@@ -37,56 +37,23 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagewire.worker.ops.contract.blocks import KVScales
 from pagewire.worker.ops.device import dependent_launch, is_hopper, multiprocessors
+from pagewire.worker.ops.triton.attention.hopper_tiles import HEAD_DIM, STAGES, TILE, advanced
 from pagewire.worker.ops.triton.attention.paged import LOG2_E
+from pagewire.worker.ops.triton.attention.prefill_hopper_fp8 import (
+    copy_lines,
+    lines_of_tile,
+    load_fp8_tiles,
+)
 
-HEAD_DIM = gl.constexpr(128)
 ROWS = gl.constexpr(128)  # query rows of an item
 HALF = gl.constexpr(64)  # query rows of a consumer
-TILE = gl.constexpr(128)  # KV positions of a step
 PAGE = gl.constexpr(16)  # KV positions of a copy; divides every block size
-STAGES = gl.constexpr(2)  # KV tiles in shared memory
 FIELDS = gl.constexpr(8)  # int32 values that describe an item
 CHUNKS = gl.constexpr(256)  # maximum; the tokens after the last chunk count as one
 # Registers of a thread. A multiprocessor has 65,536 for two consumers and the loader's warp group.
 CONSUMER_REGISTERS = gl.constexpr(224)
 LOADER_REGISTERS = gl.constexpr(56)
 LOADER_WARPS = gl.constexpr(4)  # of FP8 caches, which the loader converts; otherwise one
-# Lines that the loader converts at once. A thread has eight neighbours of a line, so that the threads
-# that access shared memory at the same time use all of its banks.
-PART = gl.constexpr(64)
-OF_PART = gl.constexpr(
-    gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], [0, 4], [8, 0], [16, 0], [32, 0]],
-        [[0, 8], [0, 16], [0, 32], [0, 64], [1, 0]],
-        [[2, 0], [4, 0]],
-        [],
-        [64, 128],
-    )
-)
-# Four numbers in FP8 times their scales, by way of float32: Hopper's instruction from float16 to
-# bfloat16 converts one number, at an eighth of the rate of those that convert two.
-_WIDEN = """{
-    .reg .b16 low, high, h<4>;
-    .reg .b32 a, b;
-    .reg .f32 f<4>;
-    mov.b32 {low, high}, $2;
-    cvt.rn.f16x2.e4m3x2 a, low;
-    cvt.rn.f16x2.e4m3x2 b, high;
-    mov.b32 {h0, h1}, a;
-    mov.b32 {h2, h3}, b;
-    cvt.f32.f16 f0, h0;
-    cvt.f32.f16 f1, h1;
-    cvt.f32.f16 f2, h2;
-    cvt.f32.f16 f3, h3;
-    mul.f32 f0, f0, $3;
-    mul.f32 f1, f1, $4;
-    mul.f32 f2, f2, $5;
-    mul.f32 f3, f3, $6;
-    cvt.rn.TYPE.f32 $0, f1, f0;
-    cvt.rn.TYPE.f32 $1, f3, f2;
-}"""
-_WIDEN_BFLOAT16 = gl.constexpr(_WIDEN.replace("TYPE", "bf16x2"))
-_WIDEN_FLOAT16 = gl.constexpr(_WIDEN.replace("TYPE", "f16x2"))
 # With at most this many query rows in a chunk, the smaller tiles of the plain kernel keep more
 # multiprocessors busy.
 MIN_ROWS = 1024
@@ -212,9 +179,7 @@ def prefill_hopper_kernel(
     fewer items.
     """
     dtype: gl.constexpr = q_rows.dtype
-    tiled: gl.constexpr = gl.NVMMASharedLayout(
-        swizzle_byte_width=128, element_bitwidth=16, rank=2
-    )
+    tiled: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
     q_smem = gl.allocate_shared_memory(dtype, [2, HALF, HEAD_DIM], tiled)
@@ -350,10 +315,10 @@ def _load(
             kv_tiles = last_position // TILE + 1
             diagonal = (first_position + 1) // TILE  # KV tiles that every row sees whole
             if FP8:
-                line, seen = _lines(table_ptr, 0, head, length, KV_HEADS, BLOCK_SIZE)
-                _copy_lines(k_pages, line, seen, raw_smem.index(0))
+                line, seen = lines_of_tile(table_ptr, 0, head, length, KV_HEADS, BLOCK_SIZE)
+                copy_lines(k_pages, line, seen, raw_smem.index(0))
                 async_copy.commit_group()
-                _copy_lines(v_pages, line, seen, raw_smem.index(1))
+                copy_lines(v_pages, line, seen, raw_smem.index(1))
                 async_copy.commit_group()
             mbarrier.wait(q_empty, (served & 1) ^ 1)
             served += 1
@@ -376,7 +341,7 @@ def _load(
                     ),
                 )
             if FP8:
-                ticket, stage, phase = _convert_tiles(
+                ticket, stage, phase = load_fp8_tiles(
                     kv_tiles, table_ptr, head, length, stage, phase,
                     k_pages, v_pages, k_scales_ptr, v_scales_ptr, counters_ptr,
                     k_smem, v_smem, raw_smem, scales_smem, k_full, k_empty, v_full, v_empty,
@@ -408,7 +373,7 @@ def _load(
                         mbarrier.arrive(v_full.index(stage))
                     else:
                         _copy_pages(v_pages, lines, v_full.index(stage), v_smem.index(stage))
-                    stage, phase = _next(stage, phase)
+                    stage, phase = advanced(stage, phase)
         item = _taken(ticket, WARPS)
 
     # An item without KV tiles tells the consumers to end.
@@ -425,13 +390,6 @@ def _load(
 @gluon.jit
 def _add(a, b):
     return a + b
-
-
-@gluon.jit
-def _next(stage, phase):
-    """Return the stage after `stage`, and its phase."""
-    last = stage == STAGES - 1
-    return gl.where(last, 0, stage + 1), gl.where(last, phase ^ 1, phase)
 
 
 @gluon.jit
@@ -463,132 +421,6 @@ def _taken(ticket, WARPS: gl.constexpr):
         is_pure=False,
         pack=1,
     )
-
-
-@gluon.jit
-def _convert_tiles(
-    kv_tiles,
-    table_ptr,
-    head,
-    length,
-    stage,
-    phase,
-    k_ptr,
-    v_ptr,
-    k_scales_ptr,
-    v_scales_ptr,
-    counters_ptr,
-    k_smem,
-    v_smem,
-    raw_smem,
-    scales_smem,
-    k_full,
-    k_empty,
-    v_full,
-    v_empty,
-    KV_HEADS: gl.constexpr,
-    BLOCK_SIZE: gl.constexpr,
-    WARPS: gl.constexpr,
-):
-    """Load and convert the KV tiles of an item in FP8, of which the copies of the first have begun.
-
-    Returns the next item and the `stage` and `phase` after this one.
-    """
-    of_tile: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    # Scales are loaded a tile before they are needed, and their blocks are looked up two before.
-    at = gl.arange(0, TILE, layout=of_tile)
-    block = gl.load(table_ptr + at // BLOCK_SIZE, mask=at < length, other=0)
-    line = (block * KV_HEADS + head) * BLOCK_SIZE + at % BLOCK_SIZE
-    k_scales = gl.load(k_scales_ptr + line, mask=at < length, other=0.0)
-    v_scales = gl.load(v_scales_ptr + line, mask=at < length, other=0.0)
-    at += TILE
-    block = gl.load(table_ptr + at // BLOCK_SIZE, mask=at < length, other=0)
-    ticket = 0
-    for kv_tile in range(kv_tiles):
-        # Late, so that programs with less work take items first.
-        if kv_tile == kv_tiles - 1:
-            ticket = gl.atomic_add(counters_ptr, 1)
-        scales_smem.index(0).store(k_scales)
-        scales_smem.index(1).store(v_scales)
-        line = (block * KV_HEADS + head) * BLOCK_SIZE + at % BLOCK_SIZE
-        k_scales = gl.load(k_scales_ptr + line, mask=at < length, other=0.0)
-        v_scales = gl.load(v_scales_ptr + line, mask=at < length, other=0.0)
-        at += TILE
-        block = gl.load(table_ptr + at // BLOCK_SIZE, mask=at < length, other=0)
-        next_line, seen = _lines(
-            table_ptr, (kv_tile + 1) * TILE, head, length, KV_HEADS, BLOCK_SIZE
-        )
-
-        async_copy.wait_group(1)
-        mbarrier.wait(k_empty.index(stage), phase)
-        debug_barrier()
-        _convert(raw_smem.index(0), scales_smem.index(0), k_smem.index(stage))
-        fence_async_shared()
-        debug_barrier()
-        mbarrier.arrive(k_full.index(stage))
-        if kv_tile < kv_tiles - 1:
-            _copy_lines(k_ptr, next_line, seen, raw_smem.index(0))
-        async_copy.commit_group()  # an empty one keeps the count
-
-        async_copy.wait_group(1)
-        mbarrier.wait(v_empty.index(stage), phase)
-        debug_barrier()
-        _convert(raw_smem.index(1), scales_smem.index(1), v_smem.index(stage))
-        fence_async_shared()
-        debug_barrier()
-        mbarrier.arrive(v_full.index(stage))
-        if kv_tile < kv_tiles - 1:
-            _copy_lines(v_ptr, next_line, seen, raw_smem.index(1))
-        async_copy.commit_group()  # an empty one keeps the count
-        stage, phase = _next(stage, phase)
-    return ticket, stage, phase
-
-
-@gluon.jit
-def _lines(
-    table_ptr, first, head, length, KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr
-):
-    """Return the cache's line of each position of the KV tile at `first`, and which there are."""
-    # A thread copies 16 bytes of every 16th line.
-    of_copy: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [4, 1], [1, 0])
-    at = first + gl.arange(0, TILE, layout=gl.SliceLayout(1, of_copy))
-    block = gl.load(table_ptr + at // BLOCK_SIZE, mask=at < length, other=0)
-    return (block * KV_HEADS + head) * BLOCK_SIZE + at % BLOCK_SIZE, at < length
-
-
-@gluon.jit
-def _copy_lines(ptr, line, seen, raw_smem):
-    """Begin to copy lines of the cache in FP8, and zeros where none is `seen`."""
-    dim = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, line.type.layout.parent))
-    at = (line.to(gl.int64) * HEAD_DIM)[:, None] + dim[None, :]
-    async_copy.async_copy_global_to_shared(raw_smem, ptr + at, mask=seen[:, None])
-
-
-@gluon.jit
-def _convert(raw_smem, scales_smem, tile_smem):
-    """Write a tile of FP8 numbers times their scales, in the type of `tile_smem`."""
-    for part in gl.static_range(TILE // PART):
-        numbers = raw_smem.slice(part * PART, PART).load(OF_PART)
-        scales = scales_smem.slice(part * PART, PART).load(gl.SliceLayout(1, OF_PART))
-        if tile_smem.dtype == gl.bfloat16:
-            wide = gl.inline_asm_elementwise(
-                _WIDEN_BFLOAT16,
-                "=r,=r,r,r,r,r,r",
-                [numbers, scales[:, None]],
-                dtype=gl.bfloat16,
-                is_pure=True,
-                pack=4,
-            )
-        else:
-            wide = gl.inline_asm_elementwise(
-                _WIDEN_FLOAT16,
-                "=r,=r,r,r,r,r,r",
-                [numbers, scales[:, None]],
-                dtype=gl.float16,
-                is_pure=True,
-                pack=4,
-            )
-        tile_smem.slice(part * PART, PART).store(wide)
 
 
 @gluon.jit
@@ -725,7 +557,7 @@ def _consume(
         out = warpgroup_mma(weights, v_smem.index(stage), out, is_async=True)
         out = warpgroup_mma_wait(0, deps=(out,))
         mbarrier.arrive(v_empty.index(stage))
-        stage, phase = _next(stage, phase)
+        stage, phase = advanced(stage, phase)
 
         out = out * gl.convert_layout(1.0 / norm, gl.SliceLayout(1, of_out))[:, None]
         result = gl.convert_layout(out.to(out_ptr.dtype.element_ty), of_store)
@@ -778,7 +610,7 @@ def _step(
     MASKED: gl.constexpr,
 ):
     """Add the values of the tile in `stage`, and compute the weights of the next tile."""
-    next_stage, next_phase = _next(stage, phase)
+    next_stage, next_phase = advanced(stage, phase)
     mbarrier.wait(k_full.index(next_stage), next_phase)
     keys = k_smem.index(next_stage).permute((1, 0))
     scores = warpgroup_mma(q, keys, no_scores, use_acc=False, is_async=True)
