@@ -97,7 +97,9 @@ def settings() -> dict[str, Setting]:
 def main(
     values: dict[str, Any],
     *,
-    only: Annotated[str, typer.Option(help=f"Some of {', '.join(LINES)}.")] = ",".join(DEFAULT_LINES),
+    only: Annotated[str, typer.Option(help=f"Some of {', '.join(LINES)}.")] = ",".join(
+        DEFAULT_LINES
+    ),
     rounds: Annotated[int, typer.Option(min=1, help="How often each workload runs.")] = 2,
     output: Annotated[Path | None, typer.Option(help="File for the figures, JSON lines.")] = None,
 ) -> None:

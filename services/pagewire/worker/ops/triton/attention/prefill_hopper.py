@@ -40,6 +40,7 @@ from pagewire.worker.ops.device import dependent_launch, is_hopper, multiprocess
 from pagewire.worker.ops.triton.attention.hopper_tiles import HEAD_DIM, STAGES, TILE, advanced
 from pagewire.worker.ops.triton.attention.paged import LOG2_E
 from pagewire.worker.ops.triton.attention.prefill_hopper_fp8 import (
+    LOADER_WARPS,
     copy_lines,
     lines_of_tile,
     load_fp8_tiles,
@@ -53,7 +54,6 @@ CHUNKS = gl.constexpr(256)  # maximum; the tokens after the last chunk count as 
 # Registers of a thread. A multiprocessor has 65,536 for two consumers and the loader's warp group.
 CONSUMER_REGISTERS = gl.constexpr(224)
 LOADER_REGISTERS = gl.constexpr(56)
-LOADER_WARPS = gl.constexpr(4)  # of FP8 caches, which the loader converts; otherwise one
 # With at most this many query rows in a chunk, the smaller tiles of the plain kernel keep more
 # multiprocessors busy.
 MIN_ROWS = 1024
@@ -345,7 +345,7 @@ def _load(
                     kv_tiles, table_ptr, head, length, stage, phase,
                     k_pages, v_pages, k_scales_ptr, v_scales_ptr, counters_ptr,
                     k_smem, v_smem, raw_smem, scales_smem, k_full, k_empty, v_full, v_empty,
-                    KV_HEADS, BLOCK_SIZE, WARPS,
+                    KV_HEADS, BLOCK_SIZE,
                 )  # fmt: skip
             else:
                 for kv_tile in range(kv_tiles):

@@ -16,6 +16,7 @@ from triton.language import debug_barrier
 
 from pagewire.worker.ops.triton.attention.hopper_tiles import HEAD_DIM, TILE, advanced
 
+LOADER_WARPS = gl.constexpr(4)
 # Lines that the loader converts at once. A thread has eight neighbours of a line, so that threads
 # that access shared memory at the same time use all of its banks.
 PART = gl.constexpr(64)
@@ -77,13 +78,12 @@ def load_fp8_tiles(
     v_empty,
     KV_HEADS: gl.constexpr,
     BLOCK_SIZE: gl.constexpr,
-    WARPS: gl.constexpr,
 ):
     """Load and convert the KV tiles of an item in FP8, of which the copies of the first have begun.
 
     Returns the next item and the `stage` and `phase` after this one.
     """
-    of_tile: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    of_tile: gl.constexpr = gl.BlockedLayout([1], [32], [LOADER_WARPS], [0])
     # Scales are loaded a tile before they are needed, and their blocks are looked up two before.
     at = gl.arange(0, TILE, layout=of_tile)
     block = gl.load(table_ptr + at // BLOCK_SIZE, mask=at < length, other=0)
@@ -137,7 +137,7 @@ def load_fp8_tiles(
 def lines_of_tile(table_ptr, first, head, length, KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr):
     """Return the cache's line of each position of the KV tile at `first`, and which there are."""
     # A thread copies 16 bytes of every 16th line.
-    of_copy: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [4, 1], [1, 0])
+    of_copy: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [LOADER_WARPS, 1], [1, 0])
     at = first + gl.arange(0, TILE, layout=gl.SliceLayout(1, of_copy))
     block = gl.load(table_ptr + at // BLOCK_SIZE, mask=at < length, other=0)
     return (block * KV_HEADS + head) * BLOCK_SIZE + at % BLOCK_SIZE, at < length
