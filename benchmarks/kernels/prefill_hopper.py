@@ -1,12 +1,11 @@
-"""Time prefill attention on a Hopper GPU: the plain kernel and Hopper's own, each from a plain cache
-and from one in FP8, in turns.
+"""Time prefill attention on a Hopper GPU: the plain kernel and Hopper's own, in turns.
 
     PYTHONPATH=services:shared python3 benchmarks/kernels/prefill_hopper.py [--output FILE]
 
-Each kernel is captured in a CUDA graph, and the graphs are replayed in turns, first one and then
-the other in front: a GPU at its power limit is slower for whatever comes later. Rates are medians
-in TFLOP/s of the scores that the causal mask leaves. Results of both kernels from the same cache are
-compared.
+Each of them reads a plain cache and one in FP8. Each kernel is captured in a CUDA graph, and the
+graphs are replayed in turns, first one and then the other in front: a GPU at its power limit is
+slower for whatever comes later. Rates are medians in TFLOP/s of the scores that the causal mask
+leaves. Results of both kernels from the same cache are compared.
 """
 
 from __future__ import annotations

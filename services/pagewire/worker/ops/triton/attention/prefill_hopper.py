@@ -201,15 +201,15 @@ def prefill_hopper_kernel(
         mbarrier.init(k_empty.index(stage), count=2)
         mbarrier.init(v_full.index(stage), count=1)
         mbarrier.init(v_empty.index(stage), count=2)
-    if k_scales_ptr is not None:
+    FP8: gl.constexpr = k_scales_ptr is not None
+    loader_warps: gl.constexpr = LOADER_WARPS if FP8 else 1
+    if FP8:
         raw: gl.constexpr = gl.SwizzledSharedLayout(16, 1, 1, [1, 0])
         raw_smem = gl.allocate_shared_memory(gl.float8e4nv, [2, TILE, HEAD_DIM], raw)
         scales_smem = gl.allocate_shared_memory(gl.float32, [2, TILE], flat)
-        loader_warps: gl.constexpr = LOADER_WARPS
-    else:
-        raw_smem: gl.constexpr = None
-        scales_smem: gl.constexpr = None
-        loader_warps: gl.constexpr = 1
+    else:  # not read
+        raw_smem = k_smem
+        scales_smem = item_smem
     fence_async_shared()
     if PDL:  # in every program: a kernel that waits for this one relies on those before it, too
         gdc_wait()
