@@ -108,8 +108,8 @@ def load_fp8_tiles(
             table_ptr, (kv_tile + 1) * TILE, head, length, KV_HEADS, BLOCK_SIZE
         )
 
-        async_copy.wait_group(1)
         mbarrier.wait(k_empty.index(stage), phase)
+        async_copy.wait_group(1)
         debug_barrier()
         _convert(raw_smem.index(0), scales_smem.index(0), k_smem.index(stage))
         fence_async_shared()
@@ -119,8 +119,8 @@ def load_fp8_tiles(
             copy_lines(k_ptr, next_line, seen, raw_smem.index(0))
         async_copy.commit_group()  # an empty one keeps the count
 
-        async_copy.wait_group(1)
         mbarrier.wait(v_empty.index(stage), phase)
+        async_copy.wait_group(1)
         debug_barrier()
         _convert(raw_smem.index(1), scales_smem.index(1), v_smem.index(stage))
         fence_async_shared()
