@@ -15,6 +15,7 @@ import torch
 
 from pagewire.worker.ops.contract.blocks import KVScales
 from pagewire.worker.ops.triton.attention import prefill_hopper as hopper
+from pagewire.worker.ops.triton.attention.prefill_hopper_fp8 import LOADER_WARPS
 from support.kernels.clean_process import report_of
 from support.kernels.comparison import FULL_SIZE, TOLERANCE, assert_near
 from support.kernels.fp8_cache import quantized_pair
@@ -110,7 +111,9 @@ def test_it_fits_the_multiprocessor(launches):
 def test_a_loader_copies_and_two_consumers_multiply(launches):
     pages, halves = 128 // 16, 2  # a copy takes a page and half of a head's dimensions
     for compiled in launches:
-        assert compiled["threads"] == 3 * 128  # of plain caches one warp of the loader's four works
+        # Two consumers and the loader, of which a plain cache has one warp in a group of four.
+        loaders = LOADER_WARPS.value if compiled["fp8"] else 4
+        assert compiled["threads"] == 2 * 128 + 32 * loaders
         assert compiled["register moves"] > 0
         # Keys, values, values of a partial tile, and the queries of both consumers. With FP8 there
         # are only queries, and one warp of the loader copies the first half, another the second.
@@ -122,7 +125,7 @@ def test_a_loader_copies_and_two_consumers_multiply(launches):
 
 
 def test_the_loader_converts_fp8_in_pairs(launches):
-    tile = 128 * 128 // (4 * 32)  # numbers of a thread
+    tile = 128 * 128 // (LOADER_WARPS.value * 32)  # numbers of a thread
     for compiled in launches:
         # Keys and values, of the first tile and of the following ones; 16 numbers a copy.
         assert compiled["copies"] == (4 * tile // 16 if compiled["fp8"] else 0)
@@ -145,6 +148,8 @@ def test_it_waits_for_its_predecessor(launches):
         (False, {"head_dim": 64}),
         (False, {"dtype": torch.float32}),
         (True, {"cache": torch.float8_e4m3fn}),
+        (True, {"cache": torch.float8_e4m3fn, "heads": (32, 8), "tokens": 33}),
+        (False, {"cache": torch.float8_e4m3fn, "heads": (32, 8), "tokens": 32}),
         (False, {"cache": torch.float16}),
         (False, {"chunks": 256}),
     ],

@@ -37,14 +37,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagewire.worker.ops.contract.blocks import KVScales
 from pagewire.worker.ops.device import dependent_launch, is_hopper, multiprocessors
+from pagewire.worker.ops.triton.attention import prefill_hopper_fp8 as fp8_tiles
 from pagewire.worker.ops.triton.attention.hopper_tiles import HEAD_DIM, STAGES, TILE, advanced
 from pagewire.worker.ops.triton.attention.paged import LOG2_E
-from pagewire.worker.ops.triton.attention.prefill_hopper_fp8 import (
-    LOADER_WARPS,
-    copy_lines,
-    lines_of_tile,
-    load_fp8_tiles,
-)
 
 ROWS = gl.constexpr(128)  # query rows of an item
 HALF = gl.constexpr(64)  # query rows of a consumer
@@ -57,20 +52,22 @@ LOADER_REGISTERS = gl.constexpr(56)
 # With at most this many query rows in a chunk, the smaller tiles of the plain kernel keep more
 # multiprocessors busy.
 MIN_ROWS = 1024
+MIN_ROWS_FP8 = 128  # of FP8 caches, which the plain kernel converts once for each of its tiles
 
 
 def is_supported(q: Tensor, k_cache: Tensor, chunks: int, max_query_length: int) -> bool:
     """Tell whether `prefill` can compute this call and is faster than the plain kernel."""
     _, query_heads, head_dim = q.shape
     group = query_heads // k_cache.shape[1]
+    fp8 = k_cache.dtype == torch.float8_e4m3fn
     return (
         is_hopper(q.device)
         and q.dtype in (torch.bfloat16, torch.float16)
-        and k_cache.dtype in (q.dtype, torch.float8_e4m3fn)
+        and (fp8 or k_cache.dtype == q.dtype)
         and head_dim == HEAD_DIM.value
         and HALF.value % group == 0
         and chunks < CHUNKS.value
-        and group * max_query_length > MIN_ROWS
+        and group * max_query_length > (MIN_ROWS_FP8 if fp8 else MIN_ROWS)
     )
 
 
@@ -202,7 +199,9 @@ def prefill_hopper_kernel(
         mbarrier.init(v_full.index(stage), count=1)
         mbarrier.init(v_empty.index(stage), count=2)
     FP8: gl.constexpr = k_scales_ptr is not None
-    loader_warps: gl.constexpr = LOADER_WARPS if FP8 else 1
+    loader_warps: gl.constexpr = fp8_tiles.LOADER_WARPS if FP8 else 1
+    consumer_registers: gl.constexpr = fp8_tiles.CONSUMER_REGISTERS if FP8 else CONSUMER_REGISTERS
+    loader_registers: gl.constexpr = fp8_tiles.LOADER_REGISTERS if FP8 else LOADER_REGISTERS
     if FP8:
         raw: gl.constexpr = gl.SwizzledSharedLayout(16, 1, 1, [1, 0])
         raw_smem = gl.allocate_shared_memory(gl.float8e4nv, [2, TILE, HEAD_DIM], raw)
@@ -234,7 +233,7 @@ def prefill_hopper_kernel(
             )),
         ],
         [4, loader_warps],
-        [CONSUMER_REGISTERS, LOADER_REGISTERS],
+        [consumer_registers, loader_registers],
     )  # fmt: skip
 
 
@@ -315,10 +314,12 @@ def _load(
             kv_tiles = last_position // TILE + 1
             diagonal = (first_position + 1) // TILE  # KV tiles that every row sees whole
             if FP8:
-                line, seen = lines_of_tile(table_ptr, 0, head, length, KV_HEADS, BLOCK_SIZE)
-                copy_lines(k_pages, line, seen, raw_smem.index(0))
+                line, seen = fp8_tiles.lines_of_tile(
+                    table_ptr, 0, head, length, KV_HEADS, BLOCK_SIZE
+                )
+                fp8_tiles.copy_lines(k_pages, line, seen, raw_smem.index(0))
                 async_copy.commit_group()
-                copy_lines(v_pages, line, seen, raw_smem.index(1))
+                fp8_tiles.copy_lines(v_pages, line, seen, raw_smem.index(1))
                 async_copy.commit_group()
             mbarrier.wait(q_empty, (served & 1) ^ 1)
             served += 1
@@ -341,7 +342,7 @@ def _load(
                     ),
                 )
             if FP8:
-                ticket, stage, phase = load_fp8_tiles(
+                ticket, stage, phase = fp8_tiles.load_fp8_tiles(
                     kv_tiles, table_ptr, head, length, stage, phase,
                     k_pages, v_pages, k_scales_ptr, v_scales_ptr, counters_ptr,
                     k_smem, v_smem, raw_smem, scales_smem, k_full, k_empty, v_full, v_empty,

@@ -17,18 +17,30 @@ from triton.language import debug_barrier
 from pagewire.worker.ops.triton.attention.hopper_tiles import HEAD_DIM, TILE, advanced
 
 LOADER_WARPS = gl.constexpr(4)
-# Lines that the loader converts at once. A thread has eight neighbours of a line, so that threads
-# that access shared memory at the same time use all of its banks.
-PART = gl.constexpr(64)
-OF_PART = gl.constexpr(
-    gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], [0, 4], [8, 0], [16, 0], [32, 0]],
+# Registers of a thread, as in `prefill_hopper`: converting needs more than copying.
+CONSUMER_REGISTERS = gl.constexpr(216)
+LOADER_REGISTERS = gl.constexpr(80)
+PART = gl.constexpr(64)  # lines of a tile that are converted at once
+
+
+def part_layout(part: int, warps: int) -> gl.DistributedLinearLayout:
+    """Return the layout of `part` lines.
+
+    A thread has eight neighbours of a line, so that threads that access shared memory at the same
+    time use all of its banks.
+    """
+    lines = [[1 << bit, 0] for bit in range(1, part.bit_length() - 1)]
+    of_warps = warps.bit_length() - 1
+    return gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], *lines[of_warps:]],
         [[0, 8], [0, 16], [0, 32], [0, 64], [1, 0]],
-        [[2, 0], [4, 0]],
+        lines[:of_warps],
         [],
-        [64, 128],
+        [part, HEAD_DIM.value],
     )
-)
+
+
+OF_PART = gl.constexpr(part_layout(PART.value, LOADER_WARPS.value))
 # Four numbers in FP8 times their scales, by way of float32: Hopper's instruction from float16 to
 # bfloat16 converts one number, at an eighth of the rate of those that convert two.
 _WIDEN = """{
