@@ -52,7 +52,7 @@ LOADER_REGISTERS = gl.constexpr(56)
 # With at most this many query rows in a chunk, the smaller tiles of the plain kernel keep more
 # multiprocessors busy.
 MIN_ROWS = 1024
-MIN_ROWS_FP8 = 128  # of FP8 caches, which the plain kernel converts once for each of its tiles
+MIN_ROWS_FP8 = 128  # the plain kernel converts an FP8 cache for each of its smaller tiles
 
 
 def is_supported(q: Tensor, k_cache: Tensor, chunks: int, max_query_length: int) -> bool:
