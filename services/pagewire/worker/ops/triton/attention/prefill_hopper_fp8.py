@@ -16,10 +16,10 @@ from triton.language import debug_barrier
 
 from pagewire.worker.ops.triton.attention.hopper_tiles import HEAD_DIM, TILE, advanced
 
-LOADER_WARPS = gl.constexpr(4)
+LOADER_WARPS = gl.constexpr(8)
 # Registers of a thread, as in `prefill_hopper`: converting needs more than copying.
-CONSUMER_REGISTERS = gl.constexpr(216)
-LOADER_REGISTERS = gl.constexpr(80)
+CONSUMER_REGISTERS = gl.constexpr(208)
+LOADER_REGISTERS = gl.constexpr(48)
 PART = gl.constexpr(64)  # lines of a tile that are converted at once
 
 
