@@ -5,7 +5,8 @@ queries and the KV tiles of an item to shared memory by TMA, a page of 16 positi
 consumer is a warp group of four warps with 64 of the rows. It issues the scores of the next KV tile
 and the values of the current one, and computes the softmax of the next tile while the tensor cores
 work. The two consumers alternate on the tensor cores without synchronization. The scheme is that of
-FlashAttention-3 (Shah et al., 2024).
+FlashAttention-3 (Shah et al., 2024). A cache in FP8 has a loader of its own, see
+`prefill_hopper_fp8`.
 
 Programs are persistent, one on each multiprocessor. They take items from a counter, within a chunk
 those with the most work first. The loader describes each item to the consumers in shared memory.

@@ -1,6 +1,6 @@
 """KV tiles of Hopper's prefill attention that are cached in FP8.
 
-Four warps copy lines of the cache to shared memory as they are, and convert them from there to the
+Eight warps copy lines of the cache to shared memory as they are, and convert them from there to the
 tile that the consumers multiply by: numbers times scales, rounded to the type of the queries. So
 the results have the bits of those from a plain cache with the rounded values. A tile of keys and
 one of values is copied while the one before it is converted.
@@ -148,7 +148,7 @@ def load_fp8_tiles(
 @gluon.jit
 def lines_of_tile(table_ptr, first, head, length, KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr):
     """Return the cache's line of each position of the KV tile at `first`, and which there are."""
-    # A thread copies 16 bytes of every 16th line.
+    # A thread copies 16 bytes of every 32nd line.
     of_copy: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [LOADER_WARPS, 1], [1, 0])
     at = first + gl.arange(0, TILE, layout=gl.SliceLayout(1, of_copy))
     block = gl.load(table_ptr + at // BLOCK_SIZE, mask=at < length, other=0)
