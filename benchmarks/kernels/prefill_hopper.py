@@ -2,9 +2,10 @@
 
     PYTHONPATH=services:shared python3 benchmarks/kernels/prefill_hopper.py [--output FILE]
 
-Each kernel is captured in a CUDA graph, and the graphs are replayed in turns, first one and then
-the other in front: a GPU at its power limit is slower for whatever comes later. Rates are medians
-in TFLOP/s of the scores that the causal mask leaves. Results of both kernels are compared.
+Each of them reads a plain cache and one in FP8. Each kernel is captured in a CUDA graph, and the
+graphs are replayed in turns, first one and then the other in front: a GPU at its power limit is
+slower for whatever comes later. Rates are medians in TFLOP/s of the scores that the causal mask
+leaves. Results of both kernels from the same cache are compared.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from pagewire.bench.kernels.inputs import Heads, paged, prefill_starts
 from pagewire.bench.results import Figure, command_line, write_rows
+from pagewire.worker.ops.contract.blocks import FP8_LARGEST, MIN_SCALE, KVScales
 from pagewire.worker.ops.triton.attention import prefill_hopper as hopper
 from pagewire.worker.ops.triton.attention.prefill import prefill_attention, prefill_config
 
@@ -38,7 +41,7 @@ POINTS = {
     "64 x 16 after 500": [(16, 516)] * 64,
 }
 
-Call = Callable[[], torch.Tensor]
+Call = Callable[[], Tensor]
 
 
 def calls_of(heads: Heads, chunks: list[tuple[int, int]]) -> dict[str, Call]:
@@ -48,17 +51,31 @@ def calls_of(heads: Heads, chunks: list[tuple[int, int]]) -> dict[str, Call]:
     q = torch.randn(sum(counts), heads.query, heads.dim, device=DEVICE, dtype=heads.dtype)
     places = (cache.tables, cache.slots, prefill_starts(counts, DEVICE), cache.lengths)
     scale, longest = heads.dim**-0.5, max(counts)
-    config = prefill_config(heads.dtype, heads.dim, heads.query // heads.kv * longest)
+    rows = heads.query // heads.kv * longest
 
-    def plain() -> torch.Tensor:
-        return prefill_attention(q, k, v, *places, scale, longest, config=config)
+    def calls(k: Tensor, v: Tensor, scales: KVScales | None) -> tuple[Call, Call]:
+        config = prefill_config(heads.dtype, heads.dim, rows, fp8=scales is not None)
 
-    def of_hopper() -> torch.Tensor:
-        out = torch.empty_like(q)
-        hopper.prefill(out, q, k, v, *places, scale)
-        return out
+        def plain() -> Tensor:
+            return prefill_attention(q, k, v, *places, scale, longest, scales=scales, config=config)
 
-    return {"plain": plain, "hopper": of_hopper}
+        def of_hopper() -> Tensor:
+            out = torch.empty_like(q)
+            hopper.prefill(out, q, k, v, *places, scale, scales)
+            return out
+
+        return plain, of_hopper
+
+    (keys, key_scales), (values, value_scales) = in_fp8(k), in_fp8(v)
+    names = ("plain", "hopper", "plain, FP8", "hopper, FP8")
+    both = calls(k, v, None) + calls(keys, values, KVScales(key_scales, value_scales))
+    return dict(zip(names, both, strict=True))
+
+
+def in_fp8(cache: Tensor) -> tuple[Tensor, Tensor]:
+    """The FP8 numbers and the scales of keys or values."""
+    scales = (cache.abs().amax(-1).float() / FP8_LARGEST).clamp(min=MIN_SCALE)
+    return (cache / scales[..., None]).to(torch.float8_e4m3fn), scales
 
 
 def milliseconds(calls: dict[str, Call], repeats: int) -> dict[str, float]:
@@ -91,21 +108,26 @@ def main() -> int:
         print("needs a GPU of compute capability 9.0", file=sys.stderr)
         return 1
     figures = []
-    for heads in (Heads(32, 8), Heads(16, 8)):
+    for heads in (Heads(32, 8), Heads(16, 8), Heads(32, 4)):
         for name, chunks in POINTS.items():
             torch.manual_seed(0)
             calls = calls_of(heads, chunks)
-            plain, ours = (call().float() for call in calls.values())
-            difference = float((plain - ours).norm() / plain.norm())
+            results = [call().float() for call in calls.values()]
+            differences = [
+                float((plain - ours).norm() / plain.norm())
+                for plain, ours in zip(results[::2], results[1::2], strict=True)
+            ]
             scores = sum(n * (length - n) + n * (n + 1) // 2 for n, length in chunks)
             work = 4 * scores * heads.query * heads.dim
             took = milliseconds(calls, repeats=max(1, min(10, int(2e12 / work))))
             rates = {kernel: round(work / ms / 1e9, 1) for kernel, ms in took.items()}
             at = f"{heads}/{name}"
             figures += [Figure(f"{at}/{kernel}", rate, "TFLOP/s") for kernel, rate in rates.items()]
-            figures.append(Figure(f"{at}/difference", difference, "ratio"))
-            print(f"{heads!s:24} {name:20} {rates}  difference {difference:.1e}", flush=True)
-            del calls
+            for cache, difference in zip(("", ", FP8"), differences, strict=True):
+                figures.append(Figure(f"{at}/difference{cache}", difference, "ratio"))
+            shown = " ".join(f"{difference:.1e}" for difference in differences)
+            print(f"{heads!s:24} {name:20} {rates}  differences {shown}", flush=True)
+            del calls, results
             torch.cuda.empty_cache()
     if options.output:
         write_rows(options.output, figures, command_line())

@@ -13,15 +13,19 @@ from pathlib import Path
 import pytest
 import torch
 
+from pagewire.worker.ops.contract.blocks import KVScales
 from pagewire.worker.ops.triton.attention import prefill_hopper as hopper
+from pagewire.worker.ops.triton.attention.prefill_hopper_fp8 import LOADER_WARPS
 from support.kernels.clean_process import report_of
 from support.kernels.comparison import FULL_SIZE, TOLERANCE, assert_near
+from support.kernels.fp8_cache import quantized_pair
 
 SHARED_LIMIT = 227 * 1024
 HEADS = [(32, 8), (16, 8), (8, 8), (16, 1)]
 HALVES = [torch.bfloat16, torch.float16]
 # Bytes. The assembler of Triton 3.6 spills two registers for some shapes, that of 3.7 none.
 SPILLED_LIMIT = 8
+SPILLED_LIMIT_FP8 = 40  # of what the loader keeps from one item to the next
 # (queries, tokens cached)
 CHUNKS: list[list[tuple[int, int]]] = [
     [(300, 300)],
@@ -32,6 +36,7 @@ CHUNKS: list[list[tuple[int, int]]] = [
 if FULL_SIZE:
     CHUNKS += [[(2000, 2000)] * 4, [(100, 4095), (1025, 2050)], [(512, 30_000)]]
 
+CACHES = pytest.mark.parametrize("fp8", [False, True], ids=["plain", "fp8"])
 on_hopper = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
     reason="needs a GPU of compute capability 9.0: wgmma runs on no other, nor in the interpreter",
@@ -42,14 +47,16 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def launch(heads: tuple[int, int], dtype: torch.dtype, block_size: int = 16) -> None:
+def launch(
+    heads: tuple[int, int], dtype: torch.dtype, block_size: int = 16, fp8: bool = False
+) -> None:
     query_heads, kv_heads = heads
-    q, cache = (
-        meta(4096, query_heads, 128, dtype=dtype),
-        meta(1000, kv_heads, block_size, 128, dtype=dtype),
-    )
+    of_cache = (1000, kv_heads, block_size)
+    q = meta(4096, query_heads, 128, dtype=dtype)
+    cache = meta(*of_cache, 128, dtype=torch.float8_e4m3fn if fp8 else dtype)
+    scales = KVScales(*(meta(*of_cache, dtype=torch.float32),) * 2) if fp8 else None
     tables, slots, starts = (meta(*n, dtype=torch.int32) for n in ((9, 512), (8,), (9,)))
-    hopper.prefill(torch.empty_like(q), q, cache, cache, tables, slots, starts, slots, 0.1)
+    hopper.prefill(torch.empty_like(q), q, cache, cache, tables, slots, starts, slots, 0.1, scales)
 
 
 def compile_cases() -> list[dict]:
@@ -62,8 +69,13 @@ def compile_cases() -> list[dict]:
             launch(heads, HALVES[0])
         launch(HEADS[0], HALVES[1])
         launch(HEADS[0], HALVES[0], block_size=64)
+        for heads in HEADS:
+            launch(heads, HALVES[0], fp8=True)
+        launch(HEADS[0], HALVES[1], fp8=True)
+        launch(HEADS[0], HALVES[0], block_size=64, fp8=True)
     return [
         {
+            "fp8": launch.count("cvt.rn.f16x2.e4m3x2") > 0,
             "kernel": launch.kernel,
             "shared": launch.shared,
             "spilled": launch.spilled,
@@ -71,6 +83,9 @@ def compile_cases() -> list[dict]:
             "warpgroup instructions": launch.count("wgmma.mma_async"),
             "warp instructions": launch.count("mma.sync"),
             "tensor copies": launch.count("cp.async.bulk.tensor"),
+            "copies": launch.count("cp.async.cg.shared.global"),
+            "from fp8": launch.count("cvt.rn.f16x2.e4m3x2"),
+            "singly": launch.count("cvt.rn.bf16.f16") + launch.count("cvt.bf16.f16"),
             "register moves": launch.count("setmaxnreg"),
             "waits": launch.count("griddepcontrol.wait"),
         }
@@ -84,23 +99,38 @@ def launches() -> list[dict]:
 
 
 def test_it_fits_the_multiprocessor(launches):
-    assert len(launches) == len(HEADS) + 2
+    assert [one["fp8"] for one in launches] == [False] * (len(HEADS) + 2) + [True] * (
+        len(HEADS) + 2
+    )
     for compiled in launches:
         assert compiled["kernel"] == "prefill_hopper_kernel"
         assert compiled["shared"] <= SHARED_LIMIT
-        assert compiled["spilled"] <= SPILLED_LIMIT
+        assert compiled["spilled"] <= (SPILLED_LIMIT_FP8 if compiled["fp8"] else SPILLED_LIMIT)
 
 
 def test_a_loader_copies_and_two_consumers_multiply(launches):
     pages, halves = 128 // 16, 2  # a copy takes a page and half of a head's dimensions
     for compiled in launches:
-        assert compiled["threads"] == 3 * 128  # one warp of the loader's warp group works
+        # Two consumers and the loader, of which a plain cache has one warp in a group of four.
+        loaders = LOADER_WARPS.value if compiled["fp8"] else 4
+        assert compiled["threads"] == 2 * 128 + 32 * loaders
         assert compiled["register moves"] > 0
-        # Keys, values, values of a partial tile, and the queries of both consumers.
-        assert compiled["tensor copies"] == 3 * pages * halves + 2 * halves
+        # Keys, values, values of a partial tile, and the queries of both consumers. With FP8 there
+        # are only queries, and one warp of the loader copies the first half, another the second.
+        expected = 2 if compiled["fp8"] else 3 * pages * halves + 2 * halves
+        assert compiled["tensor copies"] == expected
         # Two consumers; three times scores, three times values; eight instructions each.
         assert compiled["warpgroup instructions"] == 2 * (3 + 3) * 8
         assert compiled["warp instructions"] == 0
+
+
+def test_the_loader_converts_fp8_in_pairs(launches):
+    tile = 128 * 128 // (LOADER_WARPS.value * 32)  # numbers of a thread
+    for compiled in launches:
+        # Keys and values, of the first tile and of the following ones; 16 numbers a copy.
+        assert compiled["copies"] == (4 * tile // 16 if compiled["fp8"] else 0)
+        assert compiled["from fp8"] == (2 * tile // 2 if compiled["fp8"] else 0)
+        assert compiled["singly"] == 0
 
 
 def test_it_waits_for_its_predecessor(launches):
@@ -117,6 +147,10 @@ def test_it_waits_for_its_predecessor(launches):
         (False, {"heads": (24, 8)}),  # a group of three
         (False, {"head_dim": 64}),
         (False, {"dtype": torch.float32}),
+        (True, {"cache": torch.float8_e4m3fn}),
+        (True, {"cache": torch.float8_e4m3fn, "heads": (32, 8), "tokens": 33}),
+        (False, {"cache": torch.float8_e4m3fn, "heads": (32, 8), "tokens": 32}),
+        (False, {"cache": torch.float16}),
         (False, {"chunks": 256}),
     ],
     ids=str,
@@ -125,7 +159,8 @@ def test_supported_shapes(supported, shape, monkeypatch):
     given = {"heads": (16, 8), "tokens": 4096, "head_dim": 128, "dtype": torch.bfloat16}
     given |= {"chunks": 255} | shape
     q = meta(given["tokens"], given["heads"][0], given["head_dim"], dtype=given["dtype"])
-    cache = meta(10, given["heads"][1], 16, given["head_dim"], dtype=given["dtype"])
+    cached = given.get("cache", given["dtype"])
+    cache = meta(10, given["heads"][1], 16, given["head_dim"], dtype=cached)
     arguments = (q, cache, given["chunks"], given["tokens"])
     assert not hopper.is_supported(*arguments)  # no Hopper GPU
     monkeypatch.setattr(hopper, "is_hopper", lambda device: True)
@@ -139,6 +174,7 @@ def random_call(
     before: int = 0,
     padding: int = 0,
     block_size: int = 16,
+    fp8: bool = False,
 ) -> tuple:
     """Arguments of `prefill` after `out`; cached values that no sequence wrote are NaN."""
     from kernels.attention.test_attention import make_cache
@@ -149,7 +185,8 @@ def random_call(
     cache = make_cache(lengths, heads[1], 128, dtype, device, block_size)
     starts = torch.tensor(list(accumulate(counts, initial=before)), dtype=torch.int32).to(device)
     q = torch.randn(before + sum(counts) + padding, heads[0], 128, device=device).to(dtype)
-    return q, cache.k, cache.v, cache.tables, cache.slots, starts, cache.lengths, 128**-0.5
+    k, v, scales = quantized_pair(cache.k, cache.v) if fp8 else (cache.k, cache.v, None)
+    return q, k, v, cache.tables, cache.slots, starts, cache.lengths, 128**-0.5, scales
 
 
 def computed(call: tuple, before: int = 0) -> torch.Tensor:
@@ -166,12 +203,20 @@ def compare(
     before: int = 7,
     padding: int = 40,
     block_size: int = 16,
+    fp8: bool = False,
 ) -> None:
+    """With an FP8 cache also compare with the bits from its values in `dtype`."""
     from pagewire.worker.ops.reference.attention import prefill_attention
 
-    call = random_call(chunks, heads, dtype, before, padding, block_size)
+    call = random_call(chunks, heads, dtype, before, padding, block_size, fp8)
     out = computed(call, before)
-    q, k, v, *others = call
+    q, k, v, *others, scales = call
+    if scales is not None:
+        k, v = (
+            (kv.float() * of_kv[..., None]).to(dtype)
+            for kv, of_kv in ((k, scales.keys), (v, scales.values))
+        )
+        assert torch.equal(out, computed((q, k, v, *others), before))
     clean = (torch.nan_to_num(cache).float() for cache in (k, v))
     expected = prefill_attention(q.float(), *clean, *others, max(n for n, _ in chunks))
     expected[:before] = 7
@@ -179,48 +224,56 @@ def compare(
 
 
 @on_hopper
+@CACHES
 @pytest.mark.parametrize("chunks", CHUNKS, ids=lambda chunks: f"{len(chunks)}-{chunks[0]}")
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-def test_it_follows_the_reference(heads, chunks):
-    compare(chunks, heads, torch.bfloat16)
+def test_it_follows_the_reference(heads, chunks, fp8):
+    compare(chunks, heads, torch.bfloat16, fp8=fp8)
 
 
 @on_hopper
+@CACHES
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-def test_it_follows_the_reference_in_float16(heads):
-    compare(CHUNKS[1], heads, torch.float16)
+def test_it_follows_the_reference_in_float16(heads, fp8):
+    compare(CHUNKS[1], heads, torch.float16, fp8=fp8)
 
 
 @on_hopper
+@CACHES
 @pytest.mark.parametrize("block_size", [32, 48, 128])
-def test_it_reads_larger_blocks(block_size):
-    compare(CHUNKS[1], (32, 8), torch.bfloat16, block_size=block_size)
+def test_it_reads_larger_blocks(block_size, fp8):
+    compare(CHUNKS[1], (32, 8), torch.bfloat16, block_size=block_size, fp8=fp8)
 
 
 @on_hopper
+@CACHES
 @pytest.mark.parametrize("chunks", [[(128, 128)], [(1, 1)], [(0, 0)], [(4, 0)]], ids=str)
-def test_it_needs_no_padding(chunks):
-    compare(chunks, (32, 8), torch.bfloat16, before=0, padding=int(chunks[0][0] == 0))
+def test_it_needs_no_padding(chunks, fp8):
+    compare(chunks, (32, 8), torch.bfloat16, before=0, padding=int(chunks[0][0] == 0), fp8=fp8)
 
 
 @on_hopper
+@CACHES
 @pytest.mark.parametrize("heads", [(32, 8), (16, 8)], ids=str)
-def test_bits_do_not_depend_on_the_chunk_nor_on_the_run(heads):
+def test_bits_do_not_depend_on_the_chunk_nor_on_the_run(heads, fp8):
     queries, length = 1000, 3000
-    q, k, v, tables, slots, _, _, scale = random_call([(queries, length)], heads, torch.bfloat16)
+    q, k, v, tables, slots, _, _, scale, scales = random_call(
+        [(queries, length)], heads, torch.bfloat16, fp8=fp8
+    )
     results = []
     for cuts in ([0, 1000], [0, 1000], [0, 64, 1000], [0, 1, 17, 500, 777, 1000], [0, 333, 1000]):
         starts = torch.tensor(cuts, dtype=torch.int32, device=q.device)
         slot = slots.repeat(len(cuts) - 1)
         lengths = length - queries + starts[1:]
-        results.append(computed((q, k, v, tables, slot, starts, lengths, scale)))
+        results.append(computed((q, k, v, tables, slot, starts, lengths, scale, scales)))
     for result in results[1:]:
         assert torch.equal(result, results[0])
 
 
 @on_hopper
-def test_it_runs_in_graphs_again_and_again():
-    call = random_call([(700, 2000), (300, 300)], (32, 8), torch.bfloat16)
+@CACHES
+def test_it_runs_in_graphs_again_and_again(fp8):
+    call = random_call([(700, 2000), (300, 300)], (32, 8), torch.bfloat16, fp8=fp8)
     expected, out = computed(call), torch.empty_like(call[0])
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -315,7 +315,10 @@ def test_graphs_need_no_host(case: str, starts: dict) -> None:
     [
         ("8B AWQ", {"fragment_gemm_kernel", "fragment_vector_kernel"}),
         ("8B FP8", {"_fused_vector_kernel", "scaled_hopper_kernel", "_scaled_kernel"}),
-        ("8B FP8, FP8 KV, drafts", {"_locate_kernel", "_embed_kernel", "decode_kernel"}),
+        (
+            "8B FP8, FP8 KV, drafts",
+            {"_locate_kernel", "_embed_kernel", "decode_kernel", "prefill_hopper_kernel"},
+        ),
         ("30B-A3B", {"_scores_kernel", "_gate_up_kernel", "_down_kernel", "_sort_kernel"}),
         ("30B-A3B FP8, drafts", {"experts_scaled_hopper_kernel", "_gate_up_kernel"}),
         ("gpt-oss", {"_packed_gate_up_kernel", "_packed_down_kernel", "_packed_kernel"}),

@@ -75,7 +75,7 @@ def prefill_attention(
 
     `config` sets the tiles. None chooses them by dtype, head size and `max_query_length`; most
     shapes then have a kernel of their own on Hopper (`prefill_hopper`), which has no windows, no
-    soft cap, no sinks and no FP8 caches.
+    soft cap and no sinks.
     """
     check_layout(q, k_cache, v_cache, scales)
     tokens, query_heads, head_dim = q.shape
@@ -85,7 +85,8 @@ def prefill_attention(
     out = torch.empty_like(q) if out is None else out
     plain = window is None and soft_cap is None and sinks is None
     if config is None and plain and hopper.is_supported(q, k_cache, chunks, max_query_length):
-        hopper.prefill(out, q, k_cache, v_cache, block_tables, slots, query_starts, lengths, scale)
+        where = (block_tables, slots, query_starts, lengths)
+        hopper.prefill(out, q, k_cache, v_cache, *where, scale, scales)
         return out
     config = config or prefill_config(
         q.dtype, head_dim, group * max_query_length, fp8=scales is not None

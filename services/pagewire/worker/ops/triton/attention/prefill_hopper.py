@@ -5,7 +5,8 @@ queries and the KV tiles of an item to shared memory by TMA, a page of 16 positi
 consumer is a warp group of four warps with 64 of the rows. It issues the scores of the next KV tile
 and the values of the current one, and computes the softmax of the next tile while the tensor cores
 work. The two consumers alternate on the tensor cores without synchronization. The scheme is that of
-FlashAttention-3 (Shah et al., 2024).
+FlashAttention-3 (Shah et al., 2024). A cache in FP8 has a loader of its own, see
+`prefill_hopper_fp8`.
 
 Programs are persistent, one on each multiprocessor. They take items from a counter, within a chunk
 those with the most work first. The loader describes each item to the consumers in shared memory.
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -34,15 +36,15 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language import debug_barrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pagewire.worker.ops.contract.blocks import KVScales
 from pagewire.worker.ops.device import dependent_launch, is_hopper, multiprocessors
+from pagewire.worker.ops.triton.attention import prefill_hopper_fp8 as fp8_tiles
+from pagewire.worker.ops.triton.attention.hopper_tiles import HEAD_DIM, STAGES, TILE, advanced
 from pagewire.worker.ops.triton.attention.paged import LOG2_E
 
-HEAD_DIM = gl.constexpr(128)
 ROWS = gl.constexpr(128)  # query rows of an item
 HALF = gl.constexpr(64)  # query rows of a consumer
-TILE = gl.constexpr(128)  # KV positions of a step
 PAGE = gl.constexpr(16)  # KV positions of a copy; divides every block size
-STAGES = gl.constexpr(2)  # KV tiles in shared memory
 FIELDS = gl.constexpr(8)  # int32 values that describe an item
 CHUNKS = gl.constexpr(256)  # maximum; the tokens after the last chunk count as one
 # Registers of a thread. A multiprocessor has 65,536 for two consumers and the loader's warp group.
@@ -51,20 +53,22 @@ LOADER_REGISTERS = gl.constexpr(56)
 # With at most this many query rows in a chunk, the smaller tiles of the plain kernel keep more
 # multiprocessors busy.
 MIN_ROWS = 1024
+MIN_ROWS_FP8 = 128  # the plain kernel converts an FP8 cache for each of its smaller tiles
 
 
 def is_supported(q: Tensor, k_cache: Tensor, chunks: int, max_query_length: int) -> bool:
     """Tell whether `prefill` can compute this call and is faster than the plain kernel."""
     _, query_heads, head_dim = q.shape
     group = query_heads // k_cache.shape[1]
+    fp8 = k_cache.dtype == torch.float8_e4m3fn
     return (
         is_hopper(q.device)
         and q.dtype in (torch.bfloat16, torch.float16)
-        and k_cache.dtype == q.dtype
+        and (fp8 or k_cache.dtype == q.dtype)
         and head_dim == HEAD_DIM.value
         and HALF.value % group == 0
         and chunks < CHUNKS.value
-        and group * max_query_length > MIN_ROWS
+        and group * max_query_length > (MIN_ROWS_FP8 if fp8 else MIN_ROWS)
     )
 
 
@@ -78,6 +82,7 @@ def prefill(
     query_starts: Tensor,
     lengths: Tensor,
     scale: float,
+    scales: KVScales | None = None,
     pdl: bool = True,
 ) -> None:
     """Compute `prefill_attention` into `out`, for calls that are supported (`is_supported`).
@@ -90,13 +95,15 @@ def prefill(
     group = query_heads // kv_heads
     pdl = pdl and dependent_launch(q.device)
     launch = {"launch_pdl": True} if pdl else {}
-    bits = 8 * q.element_size()
-    page = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits, rank=2)
-    rows = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits, rank=3)
-    k_pages, v_pages = (
-        TensorDescriptor.from_tensor(kv.view(-1, head_dim), [PAGE.value, head_dim], page)
-        for kv in (k_cache, v_cache)
-    )
+    page = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    rows = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
+    k_pages: TensorDescriptor | Tensor = k_cache
+    v_pages: TensorDescriptor | Tensor = v_cache
+    if scales is None:
+        k_pages, v_pages = (
+            TensorDescriptor.from_tensor(kv.view(-1, head_dim), [PAGE.value, head_dim], page)
+            for kv in (k_cache, v_cache)
+        )
     queries = TensorDescriptor.from_tensor(q, [HALF.value // group, group, head_dim], rows)
     most_items = (tokens // (ROWS.value // group) + chunks + 1) * kv_heads
     prefill_hopper_kernel[(min(multiprocessors(q.device), most_items),)](
@@ -108,6 +115,8 @@ def prefill(
         slots,
         query_starts,
         lengths,
+        None if scales is None else scales.keys,
+        None if scales is None else scales.values,
         _counters(q.device),
         scale * LOG2_E,
         tokens,
@@ -149,6 +158,8 @@ def prefill_hopper_kernel(
     slots_ptr,  # [chunks]
     starts_ptr,  # [chunks + 1]
     lengths_ptr,  # [chunks]
+    k_scales_ptr,  # [num_blocks, kv_heads, block_size], or None if keys and values have none
+    v_scales_ptr,
     counters_ptr,  # [2]
     scale_log2,
     tokens,
@@ -165,8 +176,8 @@ def prefill_hopper_kernel(
     A program takes items until none is left. The grid is `[multiprocessors]`, or fewer if there are
     fewer items.
     """
-    dtype: gl.constexpr = k_pages.dtype
-    tiled: gl.constexpr = k_pages.layout
+    dtype: gl.constexpr = q_rows.dtype
+    tiled: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
     q_smem = gl.allocate_shared_memory(dtype, [2, HALF, HEAD_DIM], tiled)
@@ -188,6 +199,17 @@ def prefill_hopper_kernel(
         mbarrier.init(k_empty.index(stage), count=2)
         mbarrier.init(v_full.index(stage), count=1)
         mbarrier.init(v_empty.index(stage), count=2)
+    FP8: gl.constexpr = k_scales_ptr is not None
+    loader_warps: gl.constexpr = fp8_tiles.LOADER_WARPS if FP8 else 1
+    consumer_registers: gl.constexpr = fp8_tiles.CONSUMER_REGISTERS if FP8 else CONSUMER_REGISTERS
+    loader_registers: gl.constexpr = fp8_tiles.LOADER_REGISTERS if FP8 else LOADER_REGISTERS
+    if FP8:
+        raw: gl.constexpr = gl.SwizzledSharedLayout(16, 1, 1, [1, 0])
+        raw_smem = gl.allocate_shared_memory(gl.float8e4nv, [2, TILE, HEAD_DIM], raw)
+        scales_smem = gl.allocate_shared_memory(gl.float32, [2, TILE], flat)
+    else:  # not read
+        raw_smem = k_smem
+        scales_smem = item_smem
     fence_async_shared()
     if PDL:  # in every program: a kernel that waits for this one relies on those before it, too
         gdc_wait()
@@ -205,14 +227,14 @@ def prefill_hopper_kernel(
             )),
             (_load, (
                 q_rows, k_pages, v_pages, out_ptr, tables_ptr, slots_ptr, starts_ptr, lengths_ptr,
-                counters_ptr, tokens, chunks, table_stride, cache_lines,
-                q_smem, k_smem, v_smem, item_smem,
+                k_scales_ptr, v_scales_ptr, counters_ptr, tokens, chunks, table_stride, cache_lines,
+                q_smem, k_smem, v_smem, item_smem, raw_smem, scales_smem,
                 q_full, q_empty, k_full, k_empty, v_full, v_empty, v_partial,
-                KV_HEADS, GROUP, BLOCK_SIZE,
+                KV_HEADS, GROUP, BLOCK_SIZE, loader_warps,
             )),
         ],
-        [4, 1],
-        [CONSUMER_REGISTERS, LOADER_REGISTERS],
+        [4, loader_warps],
+        [consumer_registers, loader_registers],
     )  # fmt: skip
 
 
@@ -226,6 +248,8 @@ def _load(
     slots_ptr,
     starts_ptr,
     lengths_ptr,
+    k_scales_ptr,
+    v_scales_ptr,
     counters_ptr,
     tokens,
     chunks,
@@ -235,6 +259,8 @@ def _load(
     k_smem,
     v_smem,
     item_smem,
+    raw_smem,
+    scales_smem,
     q_full,
     q_empty,
     k_full,
@@ -245,11 +271,16 @@ def _load(
     KV_HEADS: gl.constexpr,
     GROUP: gl.constexpr,
     BLOCK_SIZE: gl.constexpr,
+    WARPS: gl.constexpr,
 ):
-    """Take items until none is left; load the queries and the KV tiles of each."""
+    """Take items until none is left; load the queries and the KV tiles of each.
+
+    Keys and values in FP8 have scales. They go through `raw_smem`.
+    """
     TOKENS: gl.constexpr = ROWS // GROUP
-    of_chunks: gl.constexpr = gl.BlockedLayout([CHUNKS // 32], [32], [1], [0])
-    of_fields: gl.constexpr = gl.BlockedLayout([FIELDS], [32], [1], [0])
+    FP8: gl.constexpr = k_scales_ptr is not None
+    of_chunks: gl.constexpr = gl.BlockedLayout([CHUNKS // 32], [32], [WARPS], [0])
+    of_fields: gl.constexpr = gl.BlockedLayout([FIELDS], [32], [WARPS], [0])
     # The tokens after the last chunk are chunk number `chunks`.
     index = gl.arange(0, CHUNKS, layout=of_chunks)
     starts = gl.load(starts_ptr + index, mask=index <= chunks, other=tokens)
@@ -262,7 +293,7 @@ def _load(
     partial_tiles = 0
     stage = 0
     phase = 1
-    item = _taken(_take(counters_ptr))
+    item = _taken(_take(counters_ptr, WARPS), WARPS)
     while item < all_tiles * KV_HEADS:
         head = item % KV_HEADS
         # The last tiles of a chunk see the most positions, so they start first.
@@ -275,14 +306,22 @@ def _load(
         token_begin = begin + tile_in_chunk * TOKENS
         ticket = 0
         if length == 0:
-            ticket = _take(counters_ptr)
-            _store_zeros(out_ptr, token_begin, end, head, KV_HEADS, GROUP)
+            ticket = _take(counters_ptr, WARPS)
+            _store_zeros(out_ptr, token_begin, end, head, KV_HEADS, GROUP, WARPS)
         else:
             table_ptr = tables_ptr + gl.load(slots_ptr + chunk) * table_stride
             first_position = length - end + token_begin
             last_position = gl.minimum(first_position + TOKENS, length) - 1
             kv_tiles = last_position // TILE + 1
             diagonal = (first_position + 1) // TILE  # KV tiles that every row sees whole
+            if FP8:
+                line, seen = fp8_tiles.lines_of_tile(
+                    table_ptr, 0, head, length, KV_HEADS, BLOCK_SIZE
+                )
+                fp8_tiles.copy_lines(k_pages, line, seen, raw_smem.index(0))
+                async_copy.commit_group()
+                fp8_tiles.copy_lines(v_pages, line, seen, raw_smem.index(1))
+                async_copy.commit_group()
             mbarrier.wait(q_empty, (served & 1) ^ 1)
             served += 1
             fields = gl.where(field == 0, kv_tiles, 0)
@@ -303,33 +342,41 @@ def _load(
                         q_rows.dtype, [HALF // GROUP, GROUP, HEAD_DIM], q_rows.layout
                     ),
                 )
-            for kv_tile in range(kv_tiles):
-                # Take the next item during the last KV tile: late, so that programs with less work
-                # take items first, but early enough to hide the latency.
-                if kv_tile == kv_tiles - 1:
-                    ticket = _take(counters_ptr)
-                first = kv_tile * TILE
-                lines = ()
-                for page in gl.static_range(TILE // PAGE):
-                    at = first + page * PAGE
-                    block = gl.load(table_ptr + at // BLOCK_SIZE, mask=at < length, other=0)
-                    line = (block * KV_HEADS + head) * BLOCK_SIZE + at % BLOCK_SIZE
-                    # TMA fills pages behind the end of the cache with zeros.
-                    lines = lines + (gl.where(at < length, line, cache_lines),)  # type: ignore[assignment]  # noqa: RUF005
-                mbarrier.wait(k_empty.index(stage), phase)
-                _copy_pages(k_pages, lines, k_full.index(stage), k_smem.index(stage))
-                mbarrier.wait(v_empty.index(stage), phase)
-                left = length - first
-                if (left < TILE) & (left % PAGE != 0):
-                    _copy_pages(v_pages, lines, v_partial, v_smem.index(stage))
-                    mbarrier.wait(v_partial, partial_tiles & 1)
-                    partial_tiles += 1
-                    _clear_lines(v_smem, stage, left)
-                    mbarrier.arrive(v_full.index(stage))
-                else:
-                    _copy_pages(v_pages, lines, v_full.index(stage), v_smem.index(stage))
-                stage, phase = _next(stage, phase)
-        item = _taken(ticket)
+            if FP8:
+                ticket, stage, phase = fp8_tiles.load_fp8_tiles(
+                    kv_tiles, table_ptr, head, length, stage, phase,
+                    k_pages, v_pages, k_scales_ptr, v_scales_ptr, counters_ptr,
+                    k_smem, v_smem, raw_smem, scales_smem, k_full, k_empty, v_full, v_empty,
+                    KV_HEADS, BLOCK_SIZE,
+                )  # fmt: skip
+            else:
+                for kv_tile in range(kv_tiles):
+                    # Take the next item during the last KV tile: late, so that programs with less
+                    # work take items first, but early enough to hide the latency.
+                    if kv_tile == kv_tiles - 1:
+                        ticket = _take(counters_ptr, WARPS)
+                    first = kv_tile * TILE
+                    lines = ()
+                    for page in gl.static_range(TILE // PAGE):
+                        at = first + page * PAGE
+                        block = gl.load(table_ptr + at // BLOCK_SIZE, mask=at < length, other=0)
+                        line = (block * KV_HEADS + head) * BLOCK_SIZE + at % BLOCK_SIZE
+                        # TMA fills pages behind the end of the cache with zeros.
+                        lines = lines + (gl.where(at < length, line, cache_lines),)  # type: ignore[assignment]  # noqa: RUF005
+                    mbarrier.wait(k_empty.index(stage), phase)
+                    _copy_pages(k_pages, lines, k_full.index(stage), k_smem.index(stage))
+                    mbarrier.wait(v_empty.index(stage), phase)
+                    left = length - first
+                    if (left < TILE) & (left % PAGE != 0):
+                        _copy_pages(v_pages, lines, v_partial, v_smem.index(stage))
+                        mbarrier.wait(v_partial, partial_tiles & 1)
+                        partial_tiles += 1
+                        _clear_lines(v_smem, stage, left)
+                        mbarrier.arrive(v_full.index(stage))
+                    else:
+                        _copy_pages(v_pages, lines, v_full.index(stage), v_smem.index(stage))
+                    stage, phase = advanced(stage, phase)
+        item = _taken(ticket, WARPS)
 
     # An item without KV tiles tells the consumers to end.
     mbarrier.wait(q_empty, (served & 1) ^ 1)
@@ -348,15 +395,10 @@ def _add(a, b):
 
 
 @gluon.jit
-def _next(stage, phase):
-    """Return the stage after `stage`, and its phase."""
-    last = stage == STAGES - 1
-    return gl.where(last, 0, stage + 1), gl.where(last, phase ^ 1, phase)
-
-
-@gluon.jit
-def _take(counters_ptr):
-    """Begin to take an item; called by one warp. `_taken` waits for the result."""
+def _take(counters_ptr, WARPS: gl.constexpr):
+    """Begin to take an item. `_taken` waits for the result."""
+    if WARPS > 1:
+        return gl.atomic_add(counters_ptr, 1)
     return gl.inline_asm_elementwise(
         "{ .reg .pred first; .reg .b32 lane; mov.u32 lane, %laneid; setp.eq.u32 first, lane, 0; "
         "mov.b32 $0, 0; @first atom.global.add.u32 $0, [$1], 1; }",
@@ -369,8 +411,10 @@ def _take(counters_ptr):
 
 
 @gluon.jit
-def _taken(ticket):
+def _taken(ticket, WARPS: gl.constexpr):
     """Return the item of a `_take` in all lanes."""
+    if WARPS > 1:
+        return ticket
     return gl.inline_asm_elementwise(
         "shfl.sync.idx.b32 $0, $1, 0, 31, -1;",
         "=r,r",
@@ -411,15 +455,23 @@ def _clear_lines(v_smem, stage, first):
 
 
 @gluon.jit
-def _store_zeros(out_ptr, token_begin, end, head, KV_HEADS: gl.constexpr, GROUP: gl.constexpr):
+def _store_zeros(
+    out_ptr,
+    token_begin,
+    end,
+    head,
+    KV_HEADS: gl.constexpr,
+    GROUP: gl.constexpr,
+    WARPS: gl.constexpr,
+):
     """Write zeros for the tokens of a padding chunk."""
-    two_rows: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [1, 1], [1, 0])
-    dim = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, two_rows))
-    for first in range(0, ROWS, 2):
-        row = first + gl.arange(0, 2, layout=gl.SliceLayout(1, two_rows))
+    some_rows: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [WARPS, 1], [1, 0])
+    dim = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, some_rows))
+    for first in range(0, ROWS, 2 * WARPS):
+        row = first + gl.arange(0, 2 * WARPS, layout=gl.SliceLayout(1, some_rows))
         token = token_begin + row // GROUP
         line = token * (KV_HEADS * GROUP) + head * GROUP + row % GROUP
-        zeros = gl.zeros([2, HEAD_DIM], out_ptr.dtype.element_ty, layout=two_rows)
+        zeros = gl.zeros([2 * WARPS, HEAD_DIM], out_ptr.dtype.element_ty, layout=some_rows)
         at = (line * HEAD_DIM)[:, None] + dim[None, :]
         gl.store(out_ptr + at, zeros, mask=(token < end)[:, None])
 
@@ -507,7 +559,7 @@ def _consume(
         out = warpgroup_mma(weights, v_smem.index(stage), out, is_async=True)
         out = warpgroup_mma_wait(0, deps=(out,))
         mbarrier.arrive(v_empty.index(stage))
-        stage, phase = _next(stage, phase)
+        stage, phase = advanced(stage, phase)
 
         out = out * gl.convert_layout(1.0 / norm, gl.SliceLayout(1, of_out))[:, None]
         result = gl.convert_layout(out.to(out_ptr.dtype.element_ty), of_store)
@@ -560,7 +612,7 @@ def _step(
     MASKED: gl.constexpr,
 ):
     """Add the values of the tile in `stage`, and compute the weights of the next tile."""
-    next_stage, next_phase = _next(stage, phase)
+    next_stage, next_phase = advanced(stage, phase)
     mbarrier.wait(k_full.index(next_stage), next_phase)
     keys = k_smem.index(next_stage).permute((1, 0))
     scores = warpgroup_mma(q, keys, no_scores, use_acc=False, is_async=True)
