@@ -124,11 +124,11 @@ class MaskServer:
         while True:
             raised.poll()
             while read < (written := int(memory.written[0])):
-                rows = memory.tokens[np.arange(read, written) % len(memory.tokens)]
+                rows = memory.get_tokens(read, written)
+                mine = rows[rows[:, 0] % count == number].tolist()
                 memory.read[number] = read = written
-                mine = rows[rows[:, 0] % count == number]
-                if len(mine):
-                    going = self.advance(mine.tolist())
+                if mine:
+                    going = self.advance(mine)
                     # While the device computes, and as long as no token has come.
                     while going and memory.written[0] == read:
                         self._prepare(*going.pop())
