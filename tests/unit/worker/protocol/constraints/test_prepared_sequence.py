@@ -74,6 +74,21 @@ def test_masks_are_those_without_preparation(grammars: Grammars) -> None:
     assert forced > 50
 
 
+def test_the_mask_behind_a_forced_token_is_known_before(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constraint = Constraint(LLMatcher.grammar_from_regex("44"), "", EOS)
+    plain, prepared = begin(grammars, constraint), begin(grammars, constraint)
+    mask = masked(prepared)
+    (forced,) = tokens_of(mask)
+    prepared.prepare(mask)
+    prepared.advance(forced)
+    plain.advance(forced)
+    expected = masked(plain)
+    monkeypatch.delattr(PreparedSequence, "_compute")
+    np.testing.assert_array_equal(masked(prepared), expected)
+
+
 def test_forced_ends(grammars: Grammars) -> None:
     one = Constraint(LLMatcher.grammar_from_regex("[0-9]"), "", EOS[:1])
     sequence = begin(grammars, one)
