@@ -111,7 +111,6 @@ class MaskServer:
         self._held: dict[int, _Held] = {}
         # The latest generation of a slot that was given up: its start, on the pipe, may come later.
         self._dropped: dict[int, int] = {}
-        self._mask = np.empty(memory.words, np.int32)  # of a row, before it is published
 
     def serve(self, tokens: int) -> None:
         """Works until the worker closes the pipe. `tokens` is raised when there are tokens."""
@@ -186,7 +185,8 @@ class MaskServer:
                     self._end(slot, held.generation)
                 else:
                     held.sequence = sequence
-                    self._publish(slot, held, sequence, mask)
+                    self._memory.masks[slot] = mask
+                    self._publish(slot, held, sequence)
         self._raise(held.drafts)
 
     def advance(self, rows: list[list[int]]) -> list[tuple[int, _Held, PreparedSequence]]:
@@ -226,11 +226,12 @@ class MaskServer:
                 os.eventfd_write(self._forced_known, 1)
             for slot, held, sequence in going:
                 try:
-                    sequence.mask(self._mask)
+                    # The device has used the mask before: it has drawn the token behind that.
+                    sequence.mask(self._memory.masks[slot])
                 except BaseException as error:
                     self._fail(slot, held, error)
                 else:
-                    self._publish(slot, held, sequence, self._mask)
+                    self._publish(slot, held, sequence)
         os.eventfd_write(self._masks_known, 1)
         return going
 
@@ -251,10 +252,8 @@ class MaskServer:
         with FENCE:
             self._memory.taken[slot] = stamp(held.generation, sequence.index)
 
-    def _publish(
-        self, slot: int, held: _Held, sequence: PreparedSequence, mask: Int32Array
-    ) -> None:
-        self._memory.masks[slot] = mask
+    def _publish(self, slot: int, held: _Held, sequence: PreparedSequence) -> None:
+        """Says that the mask of a slot is that of the next token."""
         with FENCE:
             self._memory.ready[slot] = stamp(held.generation, sequence.index)
 
