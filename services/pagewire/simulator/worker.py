@@ -32,7 +32,7 @@ from pagewire.worker.protocol.auth import worker_credentials
 from pagewire.worker.protocol.executor import StepExecutor
 from pagewire.worker.protocol.health import WorkerHealth
 from pagewire.worker.protocol.metrics import WorkerMetrics
-from pagewire.worker.protocol.queue_thread import QueueThread
+from pagewire.worker.protocol.queue_thread import SWITCH_INTERVAL, QueueThread
 from pagewire.worker.protocol.service import SERVICE_NAME, SHUTDOWN_SECONDS, WorkerService
 from pagewire.worker.protocol.steps.limits import Limits, fit_to_pool, kept_window
 from pagewire.worker.protocol.worker_info import worker_info
@@ -41,10 +41,6 @@ if TYPE_CHECKING:
     from pagewire.tracing.otel import Tracing
 
 log = logging.getLogger(__name__)
-
-# Seconds that a thread may hold the interpreter while another one waits for it. The default of
-# 5 ms is longer than many steps.
-SWITCH_INTERVAL = 0.0002
 
 
 @dataclass(frozen=True, slots=True)

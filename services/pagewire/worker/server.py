@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import os
+import sys
 from functools import partial
 from typing import NoReturn, TypeVar
 
@@ -24,7 +25,7 @@ from pagewire.worker.protocol.constraints.mask_processes import MaskProcesses, d
 from pagewire.worker.protocol.executor import StepExecutor
 from pagewire.worker.protocol.health import WorkerHealth
 from pagewire.worker.protocol.metrics import WorkerMetrics
-from pagewire.worker.protocol.queue_thread import QueueThread
+from pagewire.worker.protocol.queue_thread import SWITCH_INTERVAL, QueueThread
 from pagewire.worker.protocol.service import SERVICE_NAME, SHUTDOWN_SECONDS, WorkerService
 from pagewire.worker.protocol.worker_info import worker_info
 from pagewire.worker.startup.compile_pool import CompilePool
@@ -45,6 +46,7 @@ def run_worker(config: WorkerConfig, pool: CompilePool | None = None) -> None:
     module, so that both do their imports at the same time.
     """
     logs.configure("worker", config.log_level, config.log_format)
+    sys.setswitchinterval(SWITCH_INTERVAL)
     run_service(partial(_serve, config, pool))
 
 

@@ -91,6 +91,20 @@ class MaskMemory:
         self.written: NDArray[np.int64] = arrays["written"]  # [1]
         self.read: NDArray[np.int64] = arrays["read"]  # [MAX_PROCESSES]
 
+    def put_tokens(self, begin: int, rows: NDArray[np.int32]) -> None:
+        """Writes `rows [n, 3]` into the ring; `begin` is how many there were before."""
+        at = begin % len(self.tokens)
+        head = self.tokens[at : at + len(rows)]
+        head[:] = rows[: len(head)]
+        self.tokens[: len(rows) - len(head)] = rows[len(head) :]
+
+    def get_tokens(self, begin: int, end: int) -> NDArray[np.int32]:
+        """The rows of the ring from `begin` to `end`, `[end - begin, 3]`, until others come."""
+        at = begin % len(self.tokens)
+        head = self.tokens[at : at + end - begin]
+        rest = end - begin - len(head)
+        return np.concatenate((head, self.tokens[:rest])) if rest else head
+
     def note_failure(self, slot: int, generation: int, message: str, field: str) -> None:
         """Writes why a sequence failed; a long message is cut."""
         text = f"{field}\0{message}".encode()[:MESSAGE_BYTES]

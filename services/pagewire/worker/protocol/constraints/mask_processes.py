@@ -14,8 +14,6 @@ from multiprocessing import Pipe
 from pathlib import Path
 from threading import Lock, Thread
 
-import numpy as np
-
 from pagewire.config import WorkerConfig
 from pagewire.packing import Int32Array
 from pagewire.worker.protocol.constraints import mask_server
@@ -163,7 +161,7 @@ class MaskProcesses:
                 if self.masks_known.lost:
                     return
                 time.sleep(0.001)
-            memory.tokens[np.arange(begin, end) % places] = rows
+            memory.put_tokens(begin, rows)
             with FENCE:
                 memory.written[0] = end
             os.eventfd_write(self._tokens, 1)

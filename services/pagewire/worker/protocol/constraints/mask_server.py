@@ -39,6 +39,7 @@ from pagewire.worker.protocol.constraints.mask_memory import (
     stamp,
 )
 from pagewire.worker.protocol.constraints.masked_sequence import MaskedSequence
+from pagewire.worker.protocol.constraints.prepared_sequence import PreparedSequence
 
 # Seconds after which a thread lets another one run. Masks are not to wait while a sequence begins.
 SWITCH_SECONDS = 1e-4
@@ -83,7 +84,7 @@ class _Held:
 
     generation: int
     drafts: bool
-    sequence: MaskedSequence | None = None
+    sequence: PreparedSequence | None = None
 
 
 class MaskServer:
@@ -110,7 +111,6 @@ class MaskServer:
         self._held: dict[int, _Held] = {}
         # The latest generation of a slot that was given up: its start, on the pipe, may come later.
         self._dropped: dict[int, int] = {}
-        self._mask = np.empty(memory.words, np.int32)  # of a row, before it is published
 
     def serve(self, tokens: int) -> None:
         """Works until the worker closes the pipe. `tokens` is raised when there are tokens."""
@@ -123,11 +123,14 @@ class MaskServer:
         while True:
             raised.poll()
             while read < (written := int(memory.written[0])):
-                rows = memory.tokens[np.arange(read, written) % len(memory.tokens)]
+                rows = memory.get_tokens(read, written)
+                mine = rows[rows[:, 0] % count == number].tolist()
                 memory.read[number] = read = written
-                mine = rows[rows[:, 0] % count == number]
-                if len(mine):
-                    self.advance(mine.tolist())
+                if mine:
+                    going = self.advance(mine)
+                    # While the device computes, and as long as no token has come.
+                    while going and memory.written[0] == read:
+                        self._prepare(*going.pop())
 
     def _read_starts(self) -> None:
         compilers = ThreadPoolExecutor(COMPILERS, "grammars")
@@ -161,10 +164,12 @@ class MaskServer:
         slot, mask = start.slot, np.full(self._memory.words, -1, np.int32)
         failure, sequence, forced = None, None, []
         try:
-            sequence = MaskedSequence(start.constraint, self._grammars, start.prompt, start.output)
+            sequence = PreparedSequence(
+                MaskedSequence(start.constraint, self._grammars, start.prompt, start.output)
+            )
             forced = self._forced(held, sequence)
             if not sequence.ended:
-                _compute(sequence, mask)
+                sequence.mask(mask)
         except BaseException as error:  # a panic in Rust is no Exception
             failure = error
         with self._lock:
@@ -180,15 +185,17 @@ class MaskServer:
                     self._end(slot, held.generation)
                 else:
                     held.sequence = sequence
-                    self._publish(slot, held, sequence, mask)
+                    self._memory.masks[slot] = mask
+                    self._publish(slot, held, sequence)
         self._raise(held.drafts)
 
-    def advance(self, rows: list[list[int]]) -> None:
+    def advance(self, rows: list[list[int]]) -> list[tuple[int, _Held, PreparedSequence]]:
         """Takes tokens of slots, and computes the masks of the next ones.
 
-        A row is a slot, the generation of its sequence and the token; -1: it has left.
+        A row is a slot, the generation of its sequence and the token; -1: it has left. Returns the
+        sequences that go on.
         """
-        going: list[tuple[int, _Held, MaskedSequence]] = []
+        going: list[tuple[int, _Held, PreparedSequence]] = []
         drafts = False
         with self._lock:
             for slot, generation, token in rows:
@@ -219,26 +226,34 @@ class MaskServer:
                 os.eventfd_write(self._forced_known, 1)
             for slot, held, sequence in going:
                 try:
-                    _compute(sequence, self._mask)
+                    # The device has used the mask before: it has drawn the token behind that.
+                    sequence.mask(self._memory.masks[slot])
                 except BaseException as error:
                     self._fail(slot, held, error)
                 else:
-                    self._publish(slot, held, sequence, self._mask)
+                    self._publish(slot, held, sequence)
         os.eventfd_write(self._masks_known, 1)
+        return going
 
-    def _forced(self, held: _Held, sequence: MaskedSequence) -> list[int]:
+    def _prepare(self, slot: int, held: _Held, sequence: PreparedSequence) -> None:
+        """Does some work of a sequence before its next token is here."""
+        with self._lock:
+            if self._held.get(slot) is held and not held.drafts:
+                sequence.prepare(self._memory.masks[slot])
+
+    def _forced(self, held: _Held, sequence: PreparedSequence) -> list[int]:
         return sequence.forced_tokens()[:MAX_FORCED] if held.drafts else []
 
     def _note_forced(
-        self, slot: int, held: _Held, sequence: MaskedSequence, forced: list[int]
+        self, slot: int, held: _Held, sequence: PreparedSequence, forced: list[int]
     ) -> None:
         self._memory.forced[slot, : len(forced)] = forced
         self._memory.forced_counts[slot] = len(forced)
         with FENCE:
             self._memory.taken[slot] = stamp(held.generation, sequence.index)
 
-    def _publish(self, slot: int, held: _Held, sequence: MaskedSequence, mask: Int32Array) -> None:
-        self._memory.masks[slot] = mask
+    def _publish(self, slot: int, held: _Held, sequence: PreparedSequence) -> None:
+        """Says that the mask of a slot is that of the next token."""
         with FENCE:
             self._memory.ready[slot] = stamp(held.generation, sequence.index)
 
@@ -261,13 +276,6 @@ class MaskServer:
         if drafts:
             os.eventfd_write(self._forced_known, 1)
         os.eventfd_write(self._masks_known, 1)
-
-
-def _compute(sequence: MaskedSequence, mask: Int32Array) -> None:
-    """Computes the mask `[words]` of a sequence's next token; GrammarError if none is left."""
-    if (matcher := sequence.matcher) is not None:
-        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-    sequence.narrow(mask)
 
 
 def _or_end(call: Callable[[], None]) -> None:

@@ -81,6 +81,11 @@ class MaskedSequence:
         elif self._matcher is not None and not self._matcher.consume(token):
             raise self._refused(token)
 
+    def catch_up(self) -> None:
+        """See `TokenMatcher.catch_up`."""
+        if self._matcher is not None:
+            self._matcher.catch_up()
+
     def forced_tokens(self) -> list[int]:
         """The tokens of the text that must come next, as the tokenizer cuts it; empty if none."""
         if self.ended:

@@ -7,6 +7,9 @@ from llguidance import LLMatcher
 from pagewire.worker.protocol.constraints.string_tokens import INSIDE, OUTSIDE, StringTokens
 from pagewire.worker.protocol.constraints.token_bans import Words
 
+# Tokens that the other matcher gets at once: a call for each would take twice as long.
+_AT_ONCE = 4
+
 
 @dataclass(frozen=True, slots=True)
 class StringMatcher:
@@ -22,7 +25,8 @@ class TokenMatcher:
 
     Most of a vocabulary may come within a string, and a mask looks at each token. If the grammar
     takes all plain characters there, a second matcher finds the few other tokens that may come.
-    Only one of the two has all tokens so far; the other gets them when it is needed.
+    Only one of the two has all tokens so far; the other gets them when it is needed, or before
+    that in `catch_up`.
     """
 
     def __init__(self, whole: LLMatcher, string: StringMatcher | None = None) -> None:
@@ -78,6 +82,12 @@ class TokenMatcher:
         if self._left and self._string is not None:
             self._string.tokens.allow(mask, self._left)
 
+    def catch_up(self) -> None:
+        """Spares later calls of `consume` some work; call it when nobody waits."""
+        if self._string is not None and len(self._behind) >= _AT_ONCE:
+            # An error keeps: it is found when the matcher is needed.
+            self._hand_on(self._string)
+
     def _look(self, string: StringMatcher) -> bool:
         """Finds out how many plain characters may come; False if the other matcher gives up."""
         self._left = 0
@@ -89,11 +99,15 @@ class TokenMatcher:
 
     def _switch(self, string: StringMatcher) -> bool:
         """Makes the other matcher `current`; False if it gives up."""
+        taken = self._hand_on(string)
+        self.current = self.whole if self.current is string.others else string.others
+        return taken
+
+    def _hand_on(self, string: StringMatcher) -> bool:
+        """Gives the other matcher the tokens that `current` has; False if it gives up."""
         behind, self._behind = self._behind, []
         if self.current is string.others:
-            self.current = self.whole
             return self.whole.consume_tokens(behind)
-        self.current = string.others
         return string.others.consume_tokens(
             [i for each in behind for i in string.tokens.spelled(each)]
         )

@@ -47,8 +47,12 @@ class MaskGate:
         pin(pages, "masks of structured output", "--num-slots")
         weakref.finalize(self, unpin, pages.data_ptr()).atexit = False  # before it is freed
         self._host = torch.from_numpy(memory.masks)
-        self._ready = memory.ready.ctypes.data
         self.masks = torch.full_like(self._host, -1, device=device)  # [slots, words]
+        self._addresses = self.masks.data_ptr(), self._host.data_ptr()
+        self._row_bytes = self._host[0].nbytes
+        self._ready = memory.ready.ctypes.data
+        self._waits = np.zeros(ROWS, _WAIT)  # the driver reads it before it returns
+        self._waits["operation"], self._waits["flags"] = _WAIT_VALUE_64, _AT_LEAST
         self._stream = torch.cuda.Stream(device)
         self._used = torch.cuda.Event()  # behind the last use of `masks`
 
@@ -62,12 +66,10 @@ class MaskGate:
         self._stream.wait_event(self._used)
         order = np.argsort(step.slots)
         slots, stamps = step.slots[order], step.stamps[order]
-        with torch.inference_mode(), torch.cuda.stream(self._stream):
-            for begin in range(0, len(slots), ROWS):
-                part = slice(begin, begin + ROWS)
-                self._await(slots[part], stamps[part])
-                first, end = int(slots[part][0]), int(slots[part][-1]) + 1
-                self.masks[first:end].copy_(self._host[first:end], non_blocking=True)
+        for begin in range(0, len(slots), ROWS):
+            part = slice(begin, begin + ROWS)
+            self._await(slots[part], stamps[part])
+            self._copy(int(slots[part][0]), int(slots[part][-1]) + 1)
         torch.cuda.current_stream().wait_stream(self._stream)
 
     def release(self) -> None:
@@ -76,24 +78,35 @@ class MaskGate:
 
     def _await(self, slots: Int32Array, stamps: NDArray[np.int64]) -> None:
         """Queues waiting for the stamps `[n]` of `slots [n]`."""
-        waits = np.zeros(len(slots), _WAIT)
-        waits["operation"], waits["flags"] = _WAIT_VALUE_64, _AT_LEAST
+        waits = self._waits[: len(slots)]
         waits["address"] = self._ready + 8 * slots.astype(np.uint64)
         waits["value"] = stamps
-        status = _driver().cuStreamBatchMemOp_v2(
-            ctypes.c_void_p(self._stream.cuda_stream),
-            ctypes.c_uint(len(waits)),
-            ctypes.c_void_p(waits.ctypes.data),
-            ctypes.c_uint(0),
-        )
-        if status != 0:
-            raise RuntimeError(f"cuStreamBatchMemOp failed with CUresult {status}")
+        stream, address = self._stream.cuda_stream, waits.ctypes.data
+        _check(_driver().cuStreamBatchMemOp_v2(stream, len(waits), address, 0))
+
+    def _copy(self, begin: int, end: int) -> None:
+        """Queues the copy of the masks of the slots from `begin` to `end`.
+
+        By the driver, as the waiting: a copy of tensors needs views of them and a current stream.
+        """
+        to, source = (address + begin * self._row_bytes for address in self._addresses)
+        size = (end - begin) * self._row_bytes
+        _check(_driver().cuMemcpyHtoDAsync_v2(to, source, size, self._stream.cuda_stream))
 
     @cached_property
     def _thread(self) -> QueueThread:
         return QueueThread("gate", end_process)
 
 
+def _check(status: int) -> None:
+    if status != 0:
+        raise RuntimeError(f"the driver cannot queue masks: CUresult {status}")
+
+
 @cache
 def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
+    driver = ctypes.CDLL("libcuda.so.1")
+    pointer, unsigned, size = ctypes.c_void_p, ctypes.c_uint, ctypes.c_size_t
+    driver.cuStreamBatchMemOp_v2.argtypes = [pointer, unsigned, pointer, unsigned]
+    driver.cuMemcpyHtoDAsync_v2.argtypes = [size, pointer, size, pointer]
+    return driver

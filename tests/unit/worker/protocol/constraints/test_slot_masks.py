@@ -238,6 +238,17 @@ def test_a_long_message_is_cut() -> None:
     assert memory.failed.tolist() == [0, 7, 0]
 
 
+def test_tokens_go_round_in_a_ring() -> None:
+    memory = MaskMemory(2, 4)
+    places = len(memory.tokens)
+    rows = np.arange(3 * (places - 1), dtype=np.int32).reshape(-1, 3)
+    for begin in (0, 1, places - 1, 5 * places + 7):
+        memory.put_tokens(begin, rows)
+        end = begin + len(rows)
+        np.testing.assert_array_equal(memory.get_tokens(begin, end), rows)
+        np.testing.assert_array_equal(memory.get_tokens(end - 2, end), rows[-2:])
+
+
 def test_memory_is_shared_by_its_descriptor() -> None:
     one = MaskMemory(3, 4)
     other = MaskMemory(3, 4, os.dup(one.fd))
