@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from pagewire.lifecycle.process import end_process
 from pagewire.packing import Int32Array
+from pagewire.worker.ops.device import step_stream
 from pagewire.worker.protocol.constraints.mask_memory import MaskMemory
 from pagewire.worker.protocol.constraints.slot_masks import StepMasks
 from pagewire.worker.protocol.queue_thread import QueueThread
@@ -57,7 +58,7 @@ class MaskGate:
         self._used = torch.cuda.Event()  # behind the last use of `masks`
 
     def hold(self, step: StepMasks) -> None:
-        """Makes the current stream wait until the masks of `step` are in `masks`.
+        """Makes the stream of steps wait until the masks of `step` are in `masks`.
 
         Other rows of `masks` are as the host has them, whole or not.
         """
@@ -70,11 +71,11 @@ class MaskGate:
             part = slice(begin, begin + ROWS)
             self._await(slots[part], stamps[part])
             self._copy(int(slots[part][0]), int(slots[part][-1]) + 1)
-        torch.cuda.current_stream().wait_stream(self._stream)
+        step_stream().wait_stream(self._stream)
 
     def release(self) -> None:
         """What is queued from now on reads no more of `masks`."""
-        self._used.record()
+        self._used.record(step_stream())
 
     def _await(self, slots: Int32Array, stamps: NDArray[np.int64]) -> None:
         """Queues waiting for the stamps `[n]` of `slots [n]`."""
