@@ -40,6 +40,7 @@ from pagewire.worker.runtime.eager import EagerBackend, EagerHandle
 from pagewire.worker.runtime.graphs.draft_passes import DraftPasses
 from pagewire.worker.runtime.graphs.drafts import DraftedHandle, offsets, outcome, places
 from pagewire.worker.runtime.graphs.eagle_passes import passes_of
+from pagewire.worker.runtime.graphs.masked_sampling import NUM_INPUTS as NUM_SAMPLING_INPUTS
 from pagewire.worker.runtime.graphs.masked_sampling import MaskedSampling
 from pagewire.worker.runtime.graphs.mixed import CapturedStep, MixedGraphs
 from pagewire.worker.runtime.graphs.shared_prefixes import SharedPrefixes
@@ -51,6 +52,9 @@ from pagewire.worker.runtime.timer import DeviceTimer
 MAX_DRAFTED_ROWS = 512
 # With more rows of a prompt, the head has the same kernels as the bodies of mixed steps.
 MAX_PROMPT_ROWS = 512
+# Values of a row behind which those for the sampling of constrained rows begin: a multiple of four,
+# so that kernels find both aligned alike.
+SAMPLING_INPUTS = -(-NUM_INPUTS // 4) * 4
 # Numbers of rows for which steps with shared prefixes are captured.
 SHARED_BUCKETS = (8, 16, *range(32, 1024, 32))
 
@@ -74,8 +78,10 @@ class GraphBackend(EagerBackend):
         # Rows of decode steps, of which drafts take some.
         self._decode_buckets = decode_buckets(limits)
         most_rows = self._decode_buckets[-1]
-        self._staging = Staging(NUM_INPUTS * most_rows)
-        self._inputs = torch.zeros(NUM_INPUTS * most_rows, dtype=torch.int32, device=self.device)
+        # Behind the inputs of a step are those of its sampling, if it has constrained rows.
+        size = (SAMPLING_INPUTS + NUM_SAMPLING_INPUTS) * most_rows
+        self._staging = Staging(size)
+        self._inputs = torch.zeros(size, dtype=torch.int32, device=self.device)
         # Keys: number of rows, whether any row is filtered (see `DevicePlan`) or None for a graph
         # that does not sample, whether rows share prefixes.
         self._captured: dict[tuple[int, bool | None, bool], CapturedStep] = {}
@@ -112,7 +118,14 @@ class GraphBackend(EagerBackend):
             self._passes,
         )
         self._masked = MaskedSampling(
-            decoder.ops, self._slots, limits, self._decode_buckets, self._logits, self._last_hidden
+            decoder.ops,
+            self._slots,
+            limits,
+            self._decode_buckets,
+            self._logits,
+            self._last_hidden,
+            self._inputs,
+            SAMPLING_INPUTS,
         )
         self.mask_memory = self._masked.memory
         # Graphs run one after another, so they can share a memory pool.
@@ -201,7 +214,8 @@ class GraphBackend(EagerBackend):
             )
         tokens, unmasked = launched.tokens, self._logits
         if plan.masks is not None:
-            tokens, unmasked = self._masked.launch(plan, launched.inputs.shape[1], timer)
+            rows, copied = launched.inputs.shape[1], plan.chunks is None
+            tokens, unmasked = self._masked.launch(plan, rows, timer, copied)
         if self._slots.history is not None:
             return tokens, unmasked
         return tokens[: len(plan.sample_slots)], unmasked
@@ -224,7 +238,11 @@ class GraphBackend(EagerBackend):
             writes = None
         if self._passes is not None:
             self._passes.launch(plan, writes)
-        self._staging.copy_to(captured.inputs, self._pack(plan, rows, writes))
+        packed = self._pack(plan, rows, writes)
+        if plan.masks is not None:
+            gap = np.zeros((SAMPLING_INPUTS - NUM_INPUTS, rows), np.int32)
+            packed = np.concatenate((packed, gap, self._masked.pack(plan, rows)))
+        self._staging.copy_to(self._inputs[: packed.size], packed)
         captured.graph.replay()
         return captured
 

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pagewire.packing import Int32Array
 from pagewire.worker.ops import Ops
 from pagewire.worker.protocol.constraints.mask_memory import MaskMemory
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
@@ -35,8 +36,14 @@ class MaskedSampling:
         row_buckets: list[int],
         logits: Tensor,
         hidden: Tensor,
+        inputs: Tensor,
+        behind: int,
     ) -> None:
-        """`logits [rows, vocab]` and `hidden [rows, hidden]`, the input of the head, are read."""
+        """`logits [rows, vocab]` and `hidden [rows, hidden]`, the input of the head, are read.
+
+        Inputs are in `inputs`, `behind` values a row for the layers of a decode step: one copy has
+        both.
+        """
         self._ops = ops
         self._slots = slots
         self._padding_slot = limits.padding_slot
@@ -46,9 +53,8 @@ class MaskedSampling:
         words = -(-limits.vocab_size // 32)
         self.memory = MaskMemory(limits.num_slots, words)
         self._gate = MaskGate(self.memory, logits.device)
-        size = NUM_INPUTS * row_buckets[-1]
-        self._staging = Staging(size)
-        self._inputs = torch.zeros(size, dtype=torch.int32, device=logits.device)
+        self._staging = Staging(NUM_INPUTS * row_buckets[-1])
+        self._inputs, self._behind = inputs, behind
         # Keys: number of rows, whether any is filtered, see `DevicePlan`.
         self._captured: dict[tuple[int, bool], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
@@ -61,14 +67,8 @@ class MaskedSampling:
         for rows, filtered in self._variants():
             self._captured[rows, filtered] = capture(partial(self._sample, rows, filtered))
 
-    def launch(self, plan: DevicePlan, rows: int, timer: DeviceTimer) -> tuple[Tensor, Tensor]:
-        """Queues the sampling of a step whose layers ran with `rows` rows, padding included.
-
-        Returns the tokens `[rows]` int32, or with a history the results `[5, rows]`; and the logits
-        `[rows, vocabulary]` without masks if the plan needs log probabilities. The next step
-        overwrites them. `timer` does not count the time in which the device waits for masks: the
-        scheduler has more steps in flight where they are short.
-        """
+    def pack(self, plan: DevicePlan, rows: int) -> Int32Array:
+        """The inputs `[NUM_INPUTS, rows]` of a plan, padded."""
         masks, count = plan.masks, len(plan.sample_slots)
         assert masks is not None
         packed = np.zeros((NUM_INPUTS, rows), np.int32)
@@ -80,11 +80,26 @@ class MaskedSampling:
             packed[INDICES, :count], packed[PLACES, :count] = offsets(plan), places(plan)
         packed[MASK_ROWS] = -1
         packed[MASK_ROWS, masks.rows] = masks.slots
-        self._staging.copy_to(self._rows(rows), packed)
+        return packed
+
+    def launch(
+        self, plan: DevicePlan, rows: int, timer: DeviceTimer, copied: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Queues the sampling of a step whose layers ran with `rows` rows, padding included.
+
+        Returns the tokens `[rows]` int32, or with a history the results `[5, rows]`; and the logits
+        `[rows, vocabulary]` without masks if the plan needs log probabilities. The next step
+        overwrites them. `copied`: `pack` is where the inputs are. `timer` does not count the time
+        in which the device waits for masks: the scheduler has more steps in flight where they are
+        short.
+        """
+        assert plan.masks is not None
+        if not copied:
+            self._staging.copy_to(self._rows(rows), self.pack(plan, rows))
         logits = self._logits[:rows]
         unmasked = logits if plan.logprobs is None else logits.clone()
         timer.pause()
-        self._gate.hold(masks)
+        self._gate.hold(plan.masks)
         timer.resume()
         graph, tokens = self._captured[rows, plan.filtered]
         graph.replay()
@@ -97,7 +112,8 @@ class MaskedSampling:
 
     def _rows(self, rows: int) -> Tensor:
         """The input buffer for `rows` rows, `[NUM_INPUTS, rows]`."""
-        return self._inputs[: NUM_INPUTS * rows].view(NUM_INPUTS, rows)
+        begin, size = self._behind * rows, NUM_INPUTS * rows
+        return self._inputs[begin : begin + size].view(NUM_INPUTS, rows)
 
     def _sample(self, rows: int, filtered: bool) -> Tensor:
         inputs, logits, hidden = self._rows(rows), self._logits[:rows], self._hidden[:rows]
