@@ -1,8 +1,7 @@
 """gRPC servers and channels with the options that every service uses, and health checks."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -119,47 +118,6 @@ async def stop_server(server: grpc.aio.Server, grace: float | None = None) -> No
         await asyncio.wait(others, timeout=_CALLS_END_SECONDS)
 
 
-class _HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
-    """Answers checks and watches.
-
-    gRPC's own servicer tells the other watchers of a service nothing more once one has left.
-    """
-
-    def __init__(self) -> None:
-        self._states: dict[str, int] = {}  # by the name of a service
-        self._changed: set[asyncio.Event] = set()  # one for each watcher
-
-    def set(self, states: Mapping[str, int]) -> None:
-        self._states = dict(states)
-        for changed in self._changed:
-            changed.set()
-
-    async def Check(  # noqa: N802
-        self, request: health_pb2.HealthCheckRequest, context: Any
-    ) -> health_pb2.HealthCheckResponse:
-        state = self._states.get(request.service)
-        if state is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "no service of this name is here")
-        return health_pb2.HealthCheckResponse(status=state)
-
-    async def Watch(  # noqa: N802
-        self, request: health_pb2.HealthCheckRequest, context: Any
-    ) -> None:
-        changed, told = asyncio.Event(), None
-        self._changed.add(changed)
-        try:
-            while True:
-                changed.clear()
-                unknown = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-                state = self._states.get(request.service, unknown)
-                if state != told:
-                    await context.write(health_pb2.HealthCheckResponse(status=state))
-                    told = state
-                await changed.wait()
-        finally:
-            self._changed.discard(changed)
-
-
 class Health:
     """The health of one server by grpc.health.v1, NOT_SERVING at first.
 
@@ -168,9 +126,8 @@ class Health:
 
     def __init__(self, service_name: str) -> None:
         self._names = ("", service_name)
-        self._servicer = _HealthServicer()
+        self._servicer = health.aio.HealthServicer()
         self.serving = False
-        self._publish()
 
     def attach(self, server: grpc.aio.Server) -> None:
         """Adds health checking and reflection for this service to a server."""
@@ -182,15 +139,13 @@ class Health:
     async def set_serving(self, serving: bool) -> None:
         """Sets the answer of health checks: SERVING or NOT_SERVING."""
         self.serving = serving
-        self._publish()
-
-    def _publish(self) -> None:
         state = (
             health_pb2.HealthCheckResponse.SERVING
-            if self.serving
+            if serving
             else health_pb2.HealthCheckResponse.NOT_SERVING
         )
-        self._servicer.set(dict.fromkeys(self._names, state))
+        for name in self._names:
+            await self._servicer.set(name, state)
 
 
 def bind(
