@@ -222,6 +222,8 @@ class Batching(RuleBasedStateMachine):
         window=st.sampled_from([0, 0, 1, 3, 5, 6, 9, 16]),
         max_drafts=st.integers(0, BLOCK_SIZE - 1),
         accepted=st.lists(st.integers(0, BLOCK_SIZE - 1), min_size=1, max_size=5),
+        long_prompt_share=st.sampled_from([1.0, 0.4]),
+        durations=st.lists(st.integers(0, 3), min_size=1, max_size=5),
     )
     def start(
         self,
@@ -236,7 +238,10 @@ class Batching(RuleBasedStateMachine):
         window: int,
         max_drafts: int,
         accepted: list[int],
+        long_prompt_share: float,
+        durations: list[int],
     ) -> None:
+        self.durations = cycle(durations)
         self.admission = Admission(POLICIES[policy](), LeastLoaded())
         self.waiting = self.admission.waiting
         limits = WorkerLimits(
@@ -247,6 +252,7 @@ class Batching(RuleBasedStateMachine):
             threshold,
             prefix_groups=groups and not window,
             piggyback_tokens=piggyback_tokens,
+            long_prompt_share=long_prompt_share,
             host=NO_HOST_MEMORY if window else host,
             window=window,
             max_drafts=0 if window else max_drafts,
@@ -394,7 +400,7 @@ class Batching(RuleBasedStateMachine):
         tokens[np.isin(plan.rows, list(step.failed))] = -1
         for slot in sorted(step.errors):
             self.batch.slot_failed(slot)
-        outcome = self.batch.commit(plan.number, tokens)
+        outcome = self.batch.commit(plan.number, tokens, next(self.durations))
         for slot in sorted(step.errors):
             if self.batch.slots.live[slot]:
                 self.waiting.push(self.batch.finish(slot, State.PENDING, sound=False))

@@ -27,6 +27,7 @@ class Setup:
     num_slots: int
     max_num_batched_tokens: int
     memory_threshold: float
+    long_prompt_share: float
     prefix_caching: bool
     host_memory_gb: float = 0.0  # host memory of a worker for KV
     whole_sequences: bool = False  # whether a request waits until its whole output fits
@@ -54,6 +55,7 @@ def replay(requests: "list[TraceRequest]", setup: Setup, device: "Profile") -> "
         num_slots=min(setup.num_slots, setup.max_num_batched_tokens),
         max_num_batched_tokens=setup.max_num_batched_tokens,
         memory_threshold=setup.memory_threshold,
+        long_prompt_share=setup.long_prompt_share,
         prefix_caching=setup.prefix_caching,
         whole_sequences=setup.whole_sequences,
         host=_host_memory(setup, device),

@@ -207,7 +207,7 @@ class Engine:
             tokens = unpack(result.token_ids)
         else:
             tokens, logprobs = runs.first
-        outcome = worker.batch.commit(result.step, tokens)
+        outcome = worker.batch.commit(result.step, tokens, result.duration_us)
         if runs is not None and (drafts := runs.drafts) is not None:
             runs.note_predicted(worker.batch, 0)
             metrics.DRAFTED.count(drafts.drafters, drafts.drafted, drafts.accepted)

@@ -55,8 +55,9 @@ class Replay:
     on_progress: Callable[[float], None] = lambda seconds: None
     _admission: Admission = field(init=False)
     _workers: dict[WorkerBatch, _Worker] = field(init=False, default_factory=dict)
-    # Steps in flight by their end; the number keeps steps that end together in order.
-    _ends: list[tuple[float, int, WorkerBatch]] = field(init=False, default_factory=list)
+    # Steps in flight by their end, with their seconds; the number keeps steps that end together in
+    # order.
+    _ends: list[tuple[float, int, WorkerBatch, float]] = field(init=False, default_factory=list)
     _recording: Recording = field(init=False)
     _output_tokens: int = field(init=False, default=0)
     _latest_token: NDArray[np.float64] = field(init=False)  # [requests], by their numbers
@@ -87,7 +88,8 @@ class Replay:
         for request in arriving:
             self._arrive(request)
         while self.next_end <= now:
-            self._commit(heapq.heappop(self._ends)[2], now)
+            _, _, batch, seconds = heapq.heappop(self._ends)
+            self._commit(batch, seconds, now)
         self._pump(now)
 
     def end(self, now: float) -> Recording:
@@ -171,11 +173,13 @@ class Replay:
         worker.busy_until = max(now, worker.busy_until) + seconds
         worker.busy_seconds += seconds
         self._recording.steps += 1
-        heapq.heappush(self._ends, (worker.busy_until, self._recording.steps, worker.batch))
+        end = (worker.busy_until, self._recording.steps, worker.batch, seconds)
+        heapq.heappush(self._ends, end)
 
-    def _commit(self, batch: WorkerBatch, now: float) -> None:
+    def _commit(self, batch: WorkerBatch, seconds: float, now: float) -> None:
         plan = batch.in_flight[0]
-        outcome = batch.commit(plan.number, self._workers[batch].tokens[plan.rows])
+        tokens = self._workers[batch].tokens[plan.rows]
+        outcome = batch.commit(plan.number, tokens, round(seconds * 1e6))
         self._output_tokens += len(outcome.slots)
         self._note_pauses(batch, outcome, now)
         self._note_first_tokens(batch, outcome, now)

@@ -92,6 +92,14 @@ class SchedulerConfig(RequestConfig, ModelConfig, TokenizerConfig):
         "long prompts in it are made small enough for that. By default there is no limit.",
         minimum=0.1,
     )
+    long_prompt_share: float = setting(
+        0.4,
+        "Share of a worker's time that long prompts get at least while sequences decode there. A "
+        "prompt is long if it takes more than two full steps (max_num_batched_tokens). Less makes "
+        "tokens beside long prompts come sooner; 1 means that decodes wait for each chunk.",
+        minimum=0.01,
+        maximum=1,
+    )
     memory_threshold: float = setting(
         0.9,
         "Fraction of a worker's KV blocks up to which new requests are admitted. The rest is room "

@@ -105,6 +105,7 @@ def test_numbers_out_of_range_are_refused(given: Setting, text: str, words: str)
         (WorkerConfig, "seed", ("-1", str(2**63))),
         (WorkerConfig, "step_timeout", ("0", "inf")),
         (SchedulerConfig, "memory_threshold", ("0", "1.1")),
+        (SchedulerConfig, "long_prompt_share", ("0", "1.1")),
         (SchedulerConfig, "drain_timeout", ("-1", "inf")),
         (GatewayConfig, "max_body_bytes", ("0", str(2**31))),
         (SimulatedWorkerConfig, "count", ("0", "100000")),

@@ -22,6 +22,7 @@ def run(requests: list[TraceRequest], schedulers: int, workers: int = 1) -> Reco
         num_slots=8,
         max_num_batched_tokens=2048,
         memory_threshold=0.9,
+        long_prompt_share=1.0,
         prefix_caching=True,
     )
     return replay(requests, setup, DEVICE)

@@ -83,6 +83,15 @@ def simulate(
             min=0, max=1, help="Fraction of the KV blocks up to which requests are admitted."
         ),
     ] = 0.9,
+    long_prompt_share: Annotated[
+        float,
+        typer.Option(
+            min=0.01,
+            max=1,
+            help="Share of a worker's time that prompts of more than two steps get at least "
+            "beside decodes; 1: no bound.",
+        ),
+    ] = 0.4,
     no_prefix_caching: Annotated[
         bool, typer.Option("--no-prefix-caching", help="Do not reuse KV of earlier requests.")
     ] = False,
@@ -147,6 +156,7 @@ def simulate(
         num_slots=num_slots,
         max_num_batched_tokens=max_num_batched_tokens or device.max_num_batched_tokens,
         memory_threshold=memory_threshold,
+        long_prompt_share=long_prompt_share,
         prefix_caching=not no_prefix_caching,
     )
     if schedulers > 1 and (compare_static or compare_preemption):

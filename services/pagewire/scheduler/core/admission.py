@@ -62,7 +62,7 @@ class Admission:
 
     def add_worker(self, limits: WorkerLimits, now: float = 0.0) -> WorkerBatch:
         """The empty batch of a worker that joins."""
-        batch = WorkerBatch(limits, self._policy, self._requeue_preempted)
+        batch = WorkerBatch(limits, self._policy, self._requeue_preempted, self.waiting)
         batch.joined = now
         self.batches.append(batch)
         return batch

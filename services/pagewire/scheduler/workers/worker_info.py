@@ -36,6 +36,7 @@ def worker_limits(config: SchedulerConfig, info: pb.WorkerInfo) -> WorkerLimits:
         max_model_len=info.max_model_len,
         piggyback_tokens=min(info.piggyback_tokens, budget),
         memory_threshold=config.memory_threshold,
+        long_prompt_share=config.long_prompt_share,
         prefix_caching=config.prefix_caching,
         # Layers with a window read shared blocks once for each row, and tables have gaps.
         prefix_groups=info.prefix_groups and not info.window,

@@ -5,7 +5,7 @@ and never reads their values; only `commit` does, for stop ids.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 
 import numpy as np
 
@@ -35,8 +35,12 @@ class WorkerBatch:
         limits: WorkerLimits,
         policy: SchedulingPolicy,
         on_preempt: Callable[[Sequence], None],
+        waiting: Sized = (),
     ) -> None:
-        """`on_preempt` is called with each preempted sequence, to queue it again."""
+        """`on_preempt` is called with each preempted sequence, to queue it again.
+
+        `waiting` are the sequences that wait for admission.
+        """
         self.limits = limits
         reach = limits.reach
         self.pool = BlockPool(limits.num_blocks, limits.block_size, limits.host, reach)
@@ -59,7 +63,7 @@ class WorkerBatch:
         self._variable: VariableAdvance | None = None
         if limits.max_drafts:
             self._variable = VariableAdvance(self.slots, 1 + limits.max_drafts)
-        self._prefill = PrefillQueue(limits, self.slots, self._sharing, self._window)
+        self._prefill = PrefillQueue(limits, self.slots, self._sharing, self._window, waiting)
         self._decode = DecodeList(self.slots, limits.prefix_groups, self._variable)
         self._growth = BlockGrowth(
             self.slots,
@@ -111,7 +115,7 @@ class WorkerBatch:
     @property
     def open(self) -> bool:
         """Whether a slot is free and the backlog leaves room in a step."""
-        backlog_full = self._prefill.backlog >= self.limits.max_num_batched_tokens
+        backlog_full = self._prefill.near_backlog >= self.limits.max_num_batched_tokens
         return self._slot_pool.num_free > 0 and not backlog_full
 
     def fits(self, sequence: Sequence) -> bool:
@@ -256,9 +260,10 @@ class WorkerBatch:
         self.in_flight.append(plan)
         return plan
 
-    def commit(self, number: int, tokens: Int32Array) -> StepOutcome:
+    def commit(self, number: int, tokens: Int32Array, duration_us: int = 0) -> StepOutcome:
         """Takes the answer to the oldest step in flight; `tokens` is parallel to its rows.
 
+        `duration_us` is the time that the worker took for it, 0 if it is not known.
         On a worker that speculates these are the first tokens of the rows; `commit_more` takes the
         next ones, then `settle` ends the answer.
 
@@ -271,6 +276,7 @@ class WorkerBatch:
         if len(tokens) != len(rows):
             raise ValueError(f"step {number} has {len(rows)} rows, its answer {len(tokens)}")
         self._answered = self.in_flight.popleft()
+        self._prefill.long.answered(plan, duration_us)
         table = self.slots
         valid = table.live[rows] & (tokens >= 0)
         complete = np.count_nonzero(valid) == len(rows)
@@ -430,4 +436,5 @@ class WorkerBatch:
         busy = self.num_running + len(self._slot_pool.retired)
         assert busy + self._slot_pool.num_free == self.limits.num_slots, "a slot was lost"
         self.slots.check(self.limits.block_size)
+        self._prefill.check()
         assert all(p.num_tokens <= self.limits.max_num_batched_tokens for p in self.in_flight)

@@ -1,5 +1,8 @@
 """Prefill: which prompt tokens each step computes, and how many beside decodes."""
 
+from collections.abc import Sized
+
+from pagewire.scheduler.core.batching.long_prompts import LongPrompts
 from pagewire.scheduler.core.batching.prefix_sharing import PrefixSharing
 from pagewire.scheduler.core.batching.slot_table import SlotTable
 from pagewire.scheduler.core.batching.step_plan import StepPlan
@@ -18,7 +21,7 @@ MAX_START_TOKENS = 1 << 20
 class PrefillQueue:
     """The admitted sequences with known tokens to compute, in the order of their admission."""
 
-    __slots__ = ("_limits", "_sharing", "_table", "_unsent", "_window", "backlog", "slots")
+    __slots__ = ("_limits", "_sharing", "_table", "_unsent", "_window", "backlog", "long", "slots")
 
     def __init__(
         self,
@@ -26,11 +29,14 @@ class PrefillQueue:
         table: SlotTable,
         sharing: PrefixSharing,
         window: SlidingWindow | None = None,
+        waiting: Sized = (),
     ) -> None:
-        """`window` None: a sequence has blocks for all of its known tokens."""
+        """`window` None: a sequence has blocks for all of its known tokens. `waiting` are the
+        sequences that wait for admission."""
         self.slots: list[int] = []
         # Their known tokens that are in no step yet.
         self.backlog = 0
+        self.long = LongPrompts(limits, waiting)
         self._limits = limits
         self._table = table
         self._sharing = sharing
@@ -38,17 +44,30 @@ class PrefillQueue:
         # Sequences that the worker does not know yet.
         self._unsent: list[Sequence] = []
 
+    @property
+    def near_backlog(self) -> int:
+        """The backlog, with one chunk of the first long prompt instead of all its tokens.
+
+        Others are admitted and computed beside it as if it were no longer than that.
+        """
+        if not self.long.slots:
+            return self.backlog
+        return self.backlog - max(0, self._left(self.long.slots[0]) - self.long.chunk_tokens)
+
     def add(self, sequence: Sequence) -> None:
         """Adds a sequence that has just taken its slot."""
         self.slots.append(sequence.slot)
-        self.backlog += sequence.num_known - sequence.num_computed
+        tokens = sequence.num_known - sequence.num_computed
+        self.backlog += tokens
+        self.long.add(sequence.slot, tokens)
         self._unsent.append(sequence)
 
     def discard(self, slot: int) -> None:
         """Removes a slot whose sequence leaves, if it is in the queue."""
         if slot in self.slots:
             self.slots.remove(slot)
-            self.backlog -= self._table.sequence(slot).num_known - int(self._table.computed[slot])
+            self.long.discard(slot)
+            self.backlog -= self._left(slot)
         self._unsent = [s for s in self._unsent if s.slot != slot]
 
     def put_into(self, plan: StepPlan, chunk_tokens: int, only: int | None) -> None:
@@ -56,20 +75,42 @@ class PrefillQueue:
 
         `chunk_tokens` bounds the chunks beside decodes. `only`: no slot but this one, unless None.
         """
-        budget = self._budget(len(plan.decode_slots), chunk_tokens)
+        decodes = len(plan.decode_slots)
+        turns = decodes > 0 and self.long.give_way(decodes)
+        backlog = self.near_backlog if turns else self.backlog
+        budget = long_budget = self._budget(decodes, backlog, chunk_tokens)
+        if turns:
+            long_budget = self.long.chunk_tokens if self.long.may_go_on else 0
+            most = self._limits.max_num_batched_tokens - decodes
+            budget = min(budget + long_budget, most, chunk_tokens)
+        elif not decodes and 0 < len(self.long.slots) < len(self.slots):
+            long_budget = self.long.chunk_tokens
         to_send = {sequence.slot: sequence.num_sent for sequence in self._unsent}
         sent = 0
         for slot in self.slots:
             more = to_send.get(slot, 0)
             if budget <= 0 or (sent and more and sent + more > MAX_START_TOKENS):
                 break
-            if (only is None or slot == only) and (count := self._put_chunk(plan, slot, budget)):
+            if only is not None and slot != only:
+                continue
+            is_long = slot in self.long.slots
+            most = min(budget, long_budget) if is_long else budget
+            if most > 0 and (count := self._put_chunk(plan, slot, most)):
                 budget -= count
                 sent += more
+                if is_long:
+                    long_budget -= count
+                    if turns:
+                        self.long.sent(plan)
         if self._unsent:
             self._put_starts(plan)
         for slot in plan.completed:
             self.slots.remove(slot)
+            self.long.discard(slot)
+
+    def _left(self, slot: int) -> int:
+        """Known tokens of a slot that are in no step yet."""
+        return self._table.sequence(slot).num_known - int(self._table.computed[slot])
 
     def _put_chunk(self, plan: StepPlan, slot: int, budget: int) -> int:
         """Adds a chunk of at most `budget` tokens; returns how many it has.
@@ -102,8 +143,8 @@ class PrefillQueue:
             self._sharing.drop_copy(sequence.slot)
         self._unsent = [s for s in self._unsent if s.slot not in named]
 
-    def _budget(self, num_decodes: int, chunk_tokens: int) -> int:
-        """Prompt tokens that a step may compute beside so many decodes.
+    def _budget(self, num_decodes: int, backlog: int, chunk_tokens: int) -> int:
+        """Prompt tokens that a step may compute beside so many decodes, of a backlog.
 
         Beside few decodes, prefill is piggybacked: steps stay within `piggyback_tokens`. A backlog
         that would take more than MAX_PIGGYBACKED_STEPS of them gets a larger step first. While the
@@ -115,6 +156,11 @@ class PrefillQueue:
             return budget
         piggyback = self._limits.piggyback_tokens
         free = piggyback - num_decodes
-        if 2 * free >= piggyback > 0 and self.backlog < most:
-            budget = min(budget, max(free, self.backlog - MAX_PIGGYBACKED_STEPS * free))
+        if 2 * free >= piggyback > 0 and backlog < most:
+            budget = min(budget, max(free, backlog - MAX_PIGGYBACKED_STEPS * free))
         return min(budget, chunk_tokens)
+
+    def check(self) -> None:
+        """Asserts the invariants over its slots."""
+        assert self.backlog == sum(self._left(slot) for slot in self.slots), "a wrong backlog"
+        assert set(self.long.slots) <= set(self.slots), "a long prompt is not in the queue"

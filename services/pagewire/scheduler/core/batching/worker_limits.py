@@ -31,6 +31,8 @@ class WorkerLimits:
     max_model_len: int = INT32_MAX
     # Steps of up to so many tokens suit piggybacked prefill; 0 for none (see WorkerInfo).
     piggyback_tokens: int = 0
+    # The least share of its time that long prompts get beside decodes; 1 for no bound.
+    long_prompt_share: float = 1.0
     host: HostMemory = NO_HOST_MEMORY
     # Positions that a token sees, itself included, in each layer of the model; 0 for all. Blocks
     # behind this window are released while a sequence runs.
