@@ -213,7 +213,7 @@ class Batching(RuleBasedStateMachine):
     @initialize(
         num_blocks=st.integers(4, 14),
         num_slots=st.integers(1, 5),
-        budget=st.integers(5, 24),
+        budget=st.sampled_from([5, 5, 5, 8, 12, 24]),
         threshold=st.sampled_from([0.5, 0.9, 1.0]),
         policy=st.sampled_from(sorted(POLICIES)),
         groups=st.booleans(),
@@ -222,7 +222,7 @@ class Batching(RuleBasedStateMachine):
         window=st.sampled_from([0, 0, 1, 3, 5, 6, 9, 16]),
         max_drafts=st.integers(0, BLOCK_SIZE - 1),
         accepted=st.lists(st.integers(0, BLOCK_SIZE - 1), min_size=1, max_size=5),
-        long_prompt_share=st.sampled_from([1.0, 0.4]),
+        long_prompt_share=st.sampled_from([0.4, 0.4, 1.0]),
         durations=st.lists(st.integers(0, 3), min_size=1, max_size=5),
     )
     def start(
