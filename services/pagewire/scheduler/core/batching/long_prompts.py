@@ -54,7 +54,7 @@ class LongPrompts:
         """Whether the next chunk may be planned beside decodes."""
         return not self._unanswered and self._owed_us <= 0
 
-    def give_way(self, decodes: int) -> bool:
+    def take_turns(self, decodes: int) -> bool:
         """Whether chunks take turns with so many decodes."""
         return bool(self.slots) and OUTNUMBERED * decodes >= self._heads
 

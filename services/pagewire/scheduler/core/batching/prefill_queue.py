@@ -76,7 +76,7 @@ class PrefillQueue:
         `chunk_tokens` bounds the chunks beside decodes. `only`: no slot but this one, unless None.
         """
         decodes = len(plan.decode_slots)
-        turns = decodes > 0 and self.long.give_way(decodes)
+        turns = decodes > 0 and self.long.take_turns(decodes)
         backlog = self.near_backlog if turns else self.backlog
         budget = long_budget = self._budget(decodes, backlog, chunk_tokens)
         if turns:
