@@ -95,7 +95,7 @@ class SchedulerConfig(RequestConfig, ModelConfig, TokenizerConfig):
     long_prompt_share: float = setting(
         0.4,
         "Share of a worker's time that long prompts get at least while sequences decode there. A "
-        "prompt is long if it takes more than two full steps (max_num_batched_tokens). Less makes "
+        "prompt is long if it takes more than four full steps (max_num_batched_tokens). Less makes "
         "tokens beside long prompts come sooner; 1 means that decodes wait for each chunk.",
         minimum=0.01,
         maximum=1,

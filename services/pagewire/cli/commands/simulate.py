@@ -88,7 +88,7 @@ def simulate(
         typer.Option(
             min=0.01,
             max=1,
-            help="Share of a worker's time that prompts of more than two steps get at least "
+            help="Share of a worker's time that prompts of more than four steps get at least "
             "beside decodes; 1: no bound.",
         ),
     ] = 0.4,

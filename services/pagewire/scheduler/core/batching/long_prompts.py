@@ -6,9 +6,9 @@ from pagewire.scheduler.core.batching.step_plan import StepPlan
 from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
 
 # A prompt is long if it takes more than so many full steps.
-FULL_STEPS = 2
+FULL_STEPS = 4
 # The part of a step that chunks of long prompts take beside others: one of so many.
-PARTS_OF_STEP = 8
+PARTS_OF_STEP = 4
 # Decodes give way where so many times more long prompts and waiting requests are there.
 OUTNUMBERED = 4
 

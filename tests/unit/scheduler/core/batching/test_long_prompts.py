@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from pagewire.scheduler.core.batching.batch import WorkerBatch
-from pagewire.scheduler.core.batching.long_prompts import PARTS_OF_STEP
+from pagewire.scheduler.core.batching.long_prompts import FULL_STEPS, PARTS_OF_STEP
 from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
 from pagewire.scheduler.core.queue.policy import FirstComeFirstServed
 from pagewire.scheduler.core.sequence import Sequence, State
 from support.sequences import admit, can_admit, counted
 
-BUDGET = 128
+BUDGET = 64
 CHUNK = BUDGET // PARTS_OF_STEP
 LONG = 10 * BUDGET
 SHARE = 0.4
@@ -122,11 +122,11 @@ def test_with_a_share_of_one_decodes_wait_for_each_chunk() -> None:
     assert chunks[:-1] == [BUDGET - 8] * (len(chunks) - 1)
 
 
-def test_prompts_of_two_steps_are_not_long() -> None:
+def test_prompts_of_a_few_steps_are_not_long() -> None:
     worker = Worker()
     worker.decode(8)
-    worker.compute(worker.arrive(2 * BUDGET))
-    assert worker.chunks() == [BUDGET - 8, BUDGET - 8, 16]
+    worker.compute(worker.arrive(FULL_STEPS * BUDGET))
+    assert worker.chunks() == [BUDGET - 8] * FULL_STEPS + [FULL_STEPS * 8]
 
 
 def test_others_are_admitted_and_computed_beside_a_long_prompt() -> None:
