@@ -22,7 +22,7 @@ from pagewire.worker.ops.triton.drafts.counting import count_token
 
 # Tokens of the history that are compared at a time.
 TILE = 1024
-WARPS = 8
+WARPS = 16
 # In tokens. Kernels are compiled for known tokens that begin at an aligned address.
 ALIGNMENT = 4
 
@@ -37,7 +37,6 @@ _NEAR = tl.constexpr(contract.NEAR_EDIT)
 _PLACES = tl.constexpr(contract.MAX_PREDICTED)
 # No token: -1 is behind each recent output, and masked loads give -2.
 _MISSING = tl.constexpr(-3)
-_BEFORE_ALL = tl.constexpr(-(1 << 30))
 
 
 def end_drafted(
@@ -311,20 +310,19 @@ def _guess_from_tokens(
     Returns what the guesses are made from.
     """
     newest, second, third = _last_three(history, length)
-    longest = tl.zeros([TILE], tl.int32)
-    begins = tl.full([TILE], _BEFORE_ALL, tl.int32)
+    # Compared by matched tokens, then by the place behind them, from the first recent token on.
+    best = tl.zeros([TILE], tl.int32)
     for start in range(-tl.cdiv(recent, TILE) * TILE, length - 1, TILE):
         end = start + tl.arange(0, TILE)  # the last token of an earlier occurrence
         held = (end >= -recent) & (end < length - 1)
-        held = held & (tl.load(history + end + 1, mask=held, other=_MISSING) >= 0)
         matched = _matched(history, -recent, end, held, history, length, newest, second, third)
-        begins = tl.where(matched >= longest, end + 1, begins)  # the later of two equals
-        longest = tl.maximum(longest, matched)
-    best = tl.max(longest)
-    begin = tl.max(tl.where(longest == best, begins, _BEFORE_ALL))
+        goes_on = tl.load(history + end + 1, mask=matched > 0, other=_MISSING) >= 0
+        best = tl.maximum(best, tl.where(goes_on, matched * (2 * _PLACES) + end + 1 + recent, 0))
+    key = tl.max(best)
+    begin = key % (2 * _PLACES) - recent
     lane = tl.arange(0, LANES)
     followed = begin + lane % tl.maximum(length - begin, 1)
-    wanted = (best >= MIN_MATCH) & (lane < MOST)
+    wanted = (key >= MIN_MATCH * (2 * _PLACES)) & (lane < MOST)
     guess = tl.load(history + followed, mask=wanted, other=_MISSING)
     count = tl.min(tl.where(guess < 0, lane, MOST))
     tl.store(guesses + lane, guess, mask=lane < count)
