@@ -1,6 +1,7 @@
 """The gain of drafts on a GPU: decode steps with and without them, the output forced to a text.
 
     python benchmarks/gpu/speculation.py --model DIR [--clients 1 8 64] [--kinds chat] [--output F]
+    python benchmarks/gpu/speculation.py --model DIR --recent 0 4 [--quantization fp8]
     python benchmarks/gpu/speculation.py --model DIR --draft-model DIR [--depths 0 1 3 5]
     python benchmarks/gpu/speculation.py --model DIR --eagle DIR [--depths 0 1 3 5]
 
@@ -17,6 +18,8 @@ One process plans, submits and reads steps two ahead, without scheduler and HTTP
 that drafts and one that does not, with the same weights and KV pool. Outputs are cut into parts,
 and the two backends take turns part by part, so both have the same clock and temperature. A ratio
 is the median over all parts. The KV of prompts is zeros, as no token depends on it.
+
+With `--recent N` each client has had N other outputs of the same kind before, under its own salt.
 
 With a draft model or an EAGLE head no text is forced, because random weights guess nothing right.
 What is measured is the time of steps with so many drafts of each sequence, over that of steps
@@ -45,6 +48,7 @@ import numpy as np
 from pagewire.bench.results import Figure, command_line, write_rows
 from pagewire.config import WorkerConfig
 from pagewire.packing import Int32Array
+from pagewire.worker.protocol.speculation.slot_outputs import SlotOutputs
 from pagewire.worker.protocol.steps import device_drafts
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
 from pagewire.worker.protocol.steps.slots import Slots
@@ -213,13 +217,22 @@ class Part:
 class Run:
     """Sequences on one backend, from their prompts on."""
 
-    def __init__(self, backend: GraphBackend, texts: list[Text], forced: bool = True) -> None:
-        """`forced`: whether the outputs are those of `texts`."""
+    def __init__(
+        self,
+        backend: GraphBackend,
+        texts: list[Text],
+        forced: bool = True,
+        before: list[list[Text]] | None = None,
+    ) -> None:
+        """`forced`: whether the outputs are those of `texts`; `before` each of them came others."""
         self._backend, self._texts, self._forced = backend, texts, forced
         self._slots = Slots(backend.limits, None, backend.row_costs)
         self._number = 0
         self._outputs: list[list[int]] = [[] for _ in texts]
         self._decodes: Int32Array | None = np.arange(len(texts), dtype=np.int32)
+        drafts = self._slots._drafts
+        if before is not None and isinstance(drafts, device_drafts.DeviceDrafts):
+            remember(drafts._outputs, before)
         starts = self._starts()
         for at in range(0, len(starts), STARTED):
             some = starts[at : at + STARTED]
@@ -256,6 +269,7 @@ class Run:
                 blocks=np.array([next(blocks) for _ in range(blocks_of(text))], np.int32),
                 sampling=StepSampling(),
                 max_new_tokens=OUTPUT,
+                cache_salt=str(slot),
             )
             for slot, text in enumerate(self._texts)
         )
@@ -284,18 +298,32 @@ class Run:
         return len(tokens)
 
 
+def remember(outputs: SlotOutputs, before: list[list[Text]]) -> None:
+    """The outputs `before [slots]` have ended, each under the salt of its slot."""
+    for slot, texts in enumerate(before):
+        for text in texts:
+            outputs.start(slot, str(slot), np.array(text.prompt, np.int32))
+            outputs.add(np.full(OUTPUT, slot, np.int32), np.array(text.output, np.int32))
+            outputs.publish(NONE)
+
+
 def blocks_of(text: Text) -> int:
     """Blocks of a whole sequence."""
     return -(-(len(text.prompt) + OUTPUT) // BLOCK)
 
 
 def load(
-    model: str, texts: list[Text], clients: int, drafter: dict[str, str] | None = None
+    model: str,
+    texts: list[Text],
+    clients: int,
+    drafter: dict[str, str] | None = None,
+    quantization: str | None = None,
 ) -> tuple[GraphBackend, GraphBackend]:
     """A backend without drafts and one with them, of the same weights and KV pool.
 
     `drafter` are the settings of a draft model or a head.
     """
+    weights = {} if quantization is None else {"quantization": quantization}
     with tempfile.TemporaryDirectory() as folder:
         forced = Path(folder, "texts.jsonl")
         write_texts(forced, texts)
@@ -307,6 +335,7 @@ def load(
             block_size=BLOCK,
             num_blocks=1 + clients * max(map(blocks_of, texts)),
             max_model_len=2048,
+            **weights,
             **(drafter or suffixes),
         )
         drafting = load_worker(config).backend
@@ -321,11 +350,15 @@ def load(
 
 
 def compare(
-    plain: GraphBackend, drafting: GraphBackend, texts: list[Text], parts: int
+    plain: GraphBackend,
+    drafting: GraphBackend,
+    texts: list[Text],
+    parts: int,
+    before: list[list[Text]] | None = None,
 ) -> tuple[list[float], Part, Part]:
     """The ratio of each of the first parts of the outputs, and the sums of both backends."""
     ratios, sums = [], (Part(), Part())
-    runs = Run(plain, texts), Run(drafting, texts)
+    runs = Run(plain, texts), Run(drafting, texts, before=before)
     for number in range(parts):
         length = round(MEASURED * OUTPUT * (number + 1) / PARTS)
         order = (0, 1) if number % 2 else (1, 0)
@@ -342,8 +375,12 @@ def measure(
     texts: dict[str, list[Text]],
     clients: int,
     rounds: int,
+    recent: int,
 ) -> list[Figure]:
-    """Prints and returns the figures of all kinds of texts with so many clients."""
+    """Prints and returns the figures of all kinds of texts with so many clients.
+
+    Each client has had so many `recent` outputs.
+    """
     figures = []
     for kind, some in texts.items():
         ratios: list[float] = []
@@ -351,22 +388,28 @@ def measure(
         compare(plain, drafting, some[:1] * clients, 1)  # to warm up
         for number in range(rounds):
             chosen = [some[(number + i) % len(some)] for i in range(clients)]
-            found = compare(plain, drafting, chosen, PARTS)
+            others = [
+                [some[(number + i + clients + j) % len(some)] for j in range(recent)]
+                for i in range(clients)
+            ]
+            found = compare(plain, drafting, chosen, PARTS, others)
             ratios += found[0]
             without, drafted = without + found[1], drafted + found[2]
         ratio = statistics.median(ratios)
         low, _, high = statistics.quantiles(ratios, n=4)
         print(
-            f"{name} {clients:3d} {kind:5s} {ratio:.3f}x (quartiles {low:.3f}, {high:.3f}, "
-            f"{len(ratios)} parts; sums {drafted.rate / without.rate:.3f}x): "
+            f"{name} {clients:3d} {kind:5s} {recent} recent {ratio:.3f}x "
+            f"(quartiles {low:.3f}, {high:.3f}, {len(ratios)} parts; "
+            f"sums {drafted.rate / without.rate:.3f}x): "
             f"{without.rate:.0f} and {drafted.rate:.0f} tok/s, "
             f"{drafted.tokens / drafted.steps / clients:.2f} tokens a row, steps of "
             f"{without.seconds / without.steps * 1e3:.2f} and "
             f"{drafted.seconds / drafted.steps * 1e3:.2f} ms",
             flush=True,
         )
-        figures.append(Figure(f"{name}/{kind}/{clients}/ratio", ratio, "ratio"))
-        figures.append(Figure(f"{name}/{kind}/{clients}/rate", drafted.rate, "tok/s"))
+        case = f"{name}/{kind}/{clients}" + (f"/{recent} recent" if recent else "")
+        figures.append(Figure(f"{case}/ratio", ratio, "ratio"))
+        figures.append(Figure(f"{case}/rate", drafted.rate, "tok/s"))
     return figures
 
 
@@ -420,6 +463,8 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64, 256])
     parser.add_argument("--kinds", nargs="+", default=["code", "json", "chat", "new"])
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--recent", type=int, nargs="+", default=[0], help="outputs before")
+    parser.add_argument("--quantization", help="of the weights, such as fp8")
     parser.add_argument("--draft-model", help="folder of a draft model")
     parser.add_argument("--eagle", help="folder of an EAGLE head")
     parser.add_argument("--depths", type=int, nargs="+", default=[0, 1, 3, 5])
@@ -430,11 +475,13 @@ def main() -> None:
     drafter = None
     if (folder := options.eagle or options.draft_model) is not None:
         drafter = {"speculate": "eagle" if options.eagle else "draft", "draft_model": folder}
-    plain, drafting = load(options.model, every, max(options.clients), drafter)
-    figures, name = [], Path(options.model).name
+    weights = options.quantization
+    plain, drafting = load(options.model, every, max(options.clients), drafter, weights)
+    figures, name = [], Path(options.model).name + (f" {weights}" if weights else "")
     for clients in options.clients:
         if drafter is None:
-            figures += measure(name, plain, drafting, texts, clients, options.rounds)
+            for recent in options.recent:
+                figures += measure(name, plain, drafting, texts, clients, options.rounds, recent)
             continue
         beside = f"{name} beside {Path(drafter['draft_model']).name}"
         figures += measure_depths(beside, plain, drafting, every, clients, options.depths)

@@ -1,6 +1,6 @@
 """Write the texts of `pagewire bench speculative`: prompts, and what a good model would answer.
 
-    python benchmarks/replay/write_texts.py [--output FILE]
+    python benchmarks/replay/write_texts.py [--output FILE] [--each 8] [--kinds edit extract]
 
 Everything is made here, under free licences. `edit` takes pairs of functions of Python's standard
 library (PSF licence): they change places, one name of each is another one, and one has a new line;
@@ -8,7 +8,8 @@ the prediction is the code as it was. `extract` are records in sentences, which 
 asks for two passages of docstrings of the standard library. `chat` is prose of our decisions,
 of which the prompt says nothing: the worst case, because nothing repeats.
 
-The order is fixed, and the same Python version writes the same file.
+`--each` writes more texts of a kind, as far as there are some. The order is fixed, and the same
+Python version writes the same file.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import re
 import textwrap
 import tokenize
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -178,14 +180,19 @@ def chats(rng: random.Random) -> Iterator[dict[str, str]]:
         }
 
 
+KINDS = {"edit": edits, "extract": extractions, "quote": quotes, "chat": chats}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, default=OUTPUT)
-    output = parser.parse_args().output
-    lines = []
-    for kind in (edits, extractions, quotes, chats):
-        made = kind(random.Random(27))
-        lines += [json.dumps(next(made), ensure_ascii=False) + "\n" for _ in range(EACH)]
+    parser.add_argument("--each", type=int, default=EACH, help="texts of a kind, at most")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    options = parser.parse_args()
+    output, lines = options.output, []
+    for kind in options.kinds:
+        made = islice(KINDS[kind](random.Random(27)), options.each)
+        lines += [json.dumps(text, ensure_ascii=False) + "\n" for text in made]
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text("".join(lines), encoding="utf-8")
 

@@ -47,7 +47,7 @@ SETTINGS = {
 }
 COUNT = 60
 LIKELY = [5, 90, 91, 900]
-DRAFTERS = ("suffix", "prediction", "draft_model")
+DRAFTERS = ("suffix", "prediction", "draft_model", "recent")
 
 
 def drawn(generator: random.Random, length: int, number: int) -> Wanted:
@@ -90,7 +90,7 @@ def edited(tokens: list[int]) -> list[int]:
 def run(
     folder: Path, speculate: str, told: list[Answer] | None = None, **settings: Any
 ) -> tuple[list[list[Answer]], dict[str, float]]:
-    """The answers alone, a few at a time, all at once, and preempted.
+    """The answers alone, a few at a time, all at once, preempted, and with the salts of others.
 
     Then how many drafts were right, by drafter.
     """
@@ -102,16 +102,24 @@ def run(
             draft_whenever_possible(worker)
             driver = StepDriver(worker.stream(), worker.limits)
             wanted = requests(told)
-            found.append(await answers(driver, wanted[:8], at_once=1))
-            found.append(await answers(driver, wanted, at_once=6, run_ahead=3))
-            found.append(await answers(driver, wanted, chunk=100))
-            found.append(await preempted_answers(driver, wanted, 20))
+            found.append(await answers(driver, salted(wanted[:8], "alone"), at_once=1))
+            found.append(await answers(driver, salted(wanted, "few"), at_once=6, run_ahead=3))
+            found.append(await answers(driver, salted(wanted, "all"), chunk=100))
+            found.append(await preempted_answers(driver, salted(wanted, "preempted"), 20))
+            recent = worker.engine.metrics.drafts.value("recent", "accepted")
+            assert recent == 0, "each had a salt of its own"
+            found.append(await answers(driver, salted(wanted, "few"), at_once=12, run_ahead=3))
             assert not worker.fatal
             drafts = worker.engine.metrics.drafts
             right.update({name: drafts.value(name, "accepted") for name in DRAFTERS})
 
     asyncio.run(on_a_worker())
     return found, right
+
+
+def salted(wanted: list[Wanted], name: str) -> list[Wanted]:
+    """The requests, each with a salt of its own."""
+    return [replace(each, salt=f"{name} {number}") for number, each in enumerate(wanted)]
 
 
 def draft_whenever_possible(worker: LocalWorker) -> None:
@@ -132,6 +140,7 @@ def test_bits_are_those_without_drafts(tmp_path: Path, family: str, dtype: str, 
     got, right = run(tmp_path, "suffix", want[2], **settings)
     assert set(none.values()) == {0}
     assert right["suffix"] > 400
+    assert right["recent"] > 100
     assert right["prediction"] > 100
     check_same(got, want)
 

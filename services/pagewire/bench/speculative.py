@@ -160,7 +160,7 @@ def measure_speculative(
                 "scheduler_metrics_port": port,
             }
             if PREDICTION not in modes:
-                own["skip_tokenizer"] = True
+                own |= {"skip_tokenizer": True, "tokenizer": None}
             token = read_token(values["scheduler_token_file"], SCHEDULER_TOKEN)
 
             async def measure(

@@ -69,8 +69,8 @@ class WorkerConfig(WorkerLimitsConfig, TokenizerConfig):
     speculate: Literal["none", "suffix", "draft", "eagle"] = setting(
         "none",
         "Guess the next tokens of a sequence and compute them in the same step. `suffix` guesses "
-        "what followed the last time that the sequence ended like this, and what clients guess; on "
-        "a CPU also from recent outputs of the same salt and from grammars. `draft` also asks the "
+        "what followed the last time that the sequence or a recent output of its salt ended like "
+        "this, and what clients guess; on a CPU also what grammars force. `draft` also asks the "
         "smaller model of --draft-model, `eagle` the EAGLE-3 head there. Tokens stay the same; on "
         "a GPU they do with --batch-invariant, as they depend on the batch without it.",
     )

@@ -22,6 +22,7 @@ from support.drafted_sequences import (
 from support.models.host_graphs import with_host_graphs
 from support.models.step_driver import Sequence, StepDriver, local_worker
 
+CHAT = "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>assistant\n"
 FOLDER = resolve_model("embedded")
 TOKENIZER = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
 # Steps of few tokens, because each size of a step is run when a worker starts.
@@ -95,8 +96,7 @@ async def test_predictions_change_no_bits(
 async def test_a_prediction_takes_fewer_steps_and_is_counted(
     monkeypatch: pytest.MonkeyPatch, way: pb.SlotSampling
 ) -> None:
-    chat = "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>assistant\n"
-    prompt = TOKENIZER.encode(chat).ids
+    prompt = TOKENIZER.encode(CHAT).ids
     async with local_worker(FOLDER) as plain:
         driver = StepDriver(plain.stream(), plain.limits)
         (want,) = await driver.run([Sequence(prompt, LENGTH, sampling=way)])
@@ -114,6 +114,69 @@ async def test_a_prediction_takes_fewer_steps_and_is_counted(
             assert await driver.run([rest]) == [want[known:]]
             assert driver.accepted[pb.DRAFTER_PREDICTION] > 0.6 * (LENGTH - known)
         assert worker.fatal == []
+
+
+async def test_recent_outputs_change_no_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    compute_rows_by_themselves(monkeypatch)
+    want, _ = await run(with_host_graphs(monkeypatch), "none", run_ahead=2)
+    adapt = drafting(monkeypatch)
+    async with local_worker(FOLDER, adapt, speculate="suffix", **LIMITS) as worker:
+        driver = StepDriver(worker.stream(), worker.limits)
+        for again in range(2):
+            got = sequences(LENGTH)
+            await driver.run(got, run_ahead=3)
+            check_same(got, want)
+            # One with a penalty has no drafts, so it ends last: see above.
+            for ours, theirs in zip(got, want, strict=True):
+                if not ours.sampling.repetition_penalty:
+                    assert ours.logprobs == theirs.logprobs
+            assert (accepted(worker, "recent") > 50) == bool(again)
+        assert worker.fatal == []
+
+
+@pytest.mark.parametrize(
+    "way", [pb.SlotSampling(top_p=1), pb.SlotSampling(top_p=1, temperature=1, seed=5)]
+)
+async def test_recent_outputs_of_the_same_salt_are_drafts_and_of_no_other(
+    monkeypatch: pytest.MonkeyPatch, way: pb.SlotSampling
+) -> None:
+    prompt = TOKENIZER.encode(CHAT).ids
+    outputs = []
+    async with local_worker(FOLDER, drafting(monkeypatch), speculate="suffix", **LIMITS) as worker:
+        driver = StepDriver(worker.stream(), worker.limits)
+
+        async def ran(salt: str) -> tuple[int, int]:
+            """How many steps an answer takes, and how many drafts of recent ones are right."""
+            before = driver.number, driver.accepted[pb.DRAFTER_RECENT]
+            outputs.extend(await driver.run([Sequence(prompt, LENGTH, sampling=way, salt=salt)]))
+            return driver.number - before[0], driver.accepted[pb.DRAFTER_RECENT] - before[1]
+
+        first, right = await ran("one tenant")
+        assert right == 0
+        for salt in ("another", ""):
+            assert await ran(salt) == (first, 0)
+        for salt in ("one tenant", ""):
+            steps, right = await ran(salt)
+            assert steps <= LENGTH / 4
+            assert right > 0.8 * LENGTH - 8
+        assert all(output == outputs[0] for output in outputs)
+        other = StepDriver(worker.stream(), worker.limits)
+        await other.run([Sequence(prompt, LENGTH, sampling=way, salt="one tenant")])
+        assert other.drafts[pb.DRAFTER_RECENT] == 0, "a new stream of steps knows no outputs"
+        assert worker.fatal == []
+
+
+async def test_outputs_of_sequences_that_still_run_are_no_drafts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only what has ended is recent, and a slot that is taken again has the newest."""
+    prompt = TOKENIZER.encode(CHAT).ids
+    async with local_worker(FOLDER, drafting(monkeypatch), speculate="suffix", **LIMITS) as worker:
+        driver = StepDriver(worker.stream(), worker.limits)
+        await driver.run([Sequence(prompt, LENGTH) for _ in range(3)], run_ahead=3)
+        assert driver.drafts[pb.DRAFTER_RECENT] == 0
+        await driver.run([Sequence(prompt, LENGTH) for _ in range(3)], run_ahead=3)
+        assert driver.accepted[pb.DRAFTER_RECENT] > 2 * LENGTH
 
 
 async def test_a_sequence_goes_on_where_it_was_preempted(monkeypatch: pytest.MonkeyPatch) -> None:

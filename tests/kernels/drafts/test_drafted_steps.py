@@ -21,6 +21,7 @@ from pagewire.worker.protocol.speculation.prediction_drafter import PredictionDr
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SLOTS, LENGTH, VOCAB, HIDDEN, MAX_BLOCKS = 9, 160, 40, 64, 16
+FIRST = 48  # columns before position 0
 PADDING = SLOTS - 1
 
 
@@ -38,14 +39,22 @@ def history(most: int, generator: torch.Generator) -> TokenHistory:
     limits = positions + 1 + below(2 * most, SLOTS)
     limits[4] = positions[4]
     positions[PADDING] = limits[PADDING] = 0
+    num_recent = below(FIRST + 1, SLOTS)
+    num_recent[0] = 0
+    rows = below(3, SLOTS, FIRST + LENGTH)
+    ends = below(8, SLOTS, FIRST) == 0
+    rows[:, :FIRST].masked_fill_(ends, -1)
+    rows[:, FIRST - 1] = -1
     return TokenHistory(
-        tokens=below(3, SLOTS, LENGTH),
+        rows=rows,
         positions=positions,
         limits=limits,
         guesses=below(3, SLOTS, most),
         guessed=most * below(4, SLOTS).clamp(max=1),
         drafters=below(2, SLOTS),
         predictions=predictions(generator),
+        num_recent=num_recent,
+        first=FIRST,
     )
 
 
@@ -168,19 +177,25 @@ def guess_from_prediction(held: TokenHistory, slot: int) -> None:
 
 
 def one_sequence(
-    tokens: list[int], most: int, prediction: Sequence[int] = (), generated: int = 0
+    tokens: list[int],
+    most: int,
+    prediction: Sequence[int] = (),
+    generated: int = 0,
+    recent: Sequence[int] = (),
 ) -> TokenHistory:
     """The history of slot 0; the last `generated` of `tokens` are of the output."""
     held = TokenHistory(
-        tokens=torch.full((2, LENGTH), -5, dtype=torch.int32, device=DEVICE),
+        rows=torch.full((2, FIRST + LENGTH), 5, dtype=torch.int32, device=DEVICE),
         positions=ints([len(tokens) - 1, 0]),
         limits=ints([1000, 0]),
         guesses=torch.full((2, most), -7, dtype=torch.int32, device=DEVICE),
         guessed=ints([0, 0]),
         drafters=ints([0, 0]),
         predictions=ints([[0] * 4] * 2),
+        num_recent=ints([len(recent), 0]),
+        first=FIRST,
     )
-    held.tokens[0, : len(tokens)] = ints(tokens)
+    held.rows[0, FIRST - len(recent) : FIRST + len(tokens)] = ints([*recent, *tokens])
     if prediction:
         held.tokens[0, LENGTH - len(prediction) :] = ints(list(prediction))
         reached = contract.OUT_OF_STEP if generated else 0
@@ -222,6 +237,41 @@ def test_guesses_are_what_followed(
         assert held.guessed.tolist() == [0 if guesses is None else 4, 0]
         if guesses is not None:
             assert held.guesses[0].tolist() == guesses
+
+
+@pytest.mark.parametrize(
+    ("recent", "tokens", "drawn", "guesses"),
+    [
+        ([1, 2, 3, 4, 5, 6, -1], [9, 1, 2], 3, [4, 5, 6]),  # up to the end of the output
+        ([1, 2, 3, 4, -1, 1, 2, 3, 6, 7, 8, 9, -1], [1, 2], 3, [6, 7, 8, 9]),  # the later one
+        ([7, 1, 2, 3, 4, 4, 4, 4, -1, 2, 3, 6, -1], [7, 1, 2], 3, [4, 4, 4, 4]),  # the longer one
+        ([2, 3, 4, 5, -1, 1, 2, 3, -1], [1, 2], 3, [4, 5]),  # nothing followed the longer one
+        ([1, 2, 3, -1], [1, 2], 3, []),
+        ([2, -1, 3, 8, -1], [1, 2], 3, [8]),  # an end is no token
+        ([-1], [5], 6, []),
+        ([-1], [], 6, []),
+        ([8, 6, -1], [], 6, []),  # a missing token equals no end
+        ([8, 6, 4, -1, 6, 3, -1], [], 6, [3]),
+        ([*[6] * 47, -1], [], 6, [6]),
+    ],
+)
+def test_recent_outputs_are_searched_before_the_known_tokens(
+    recent: list[int], tokens: list[int], drawn: int, guesses: list[int]
+) -> None:
+    for drafts in (reference, end):
+        held = one_sequence(tokens, 4, recent=recent)
+        assert take(drafts, held, [drawn]) == guesses
+        assert held.drafters[0] == (contract.RECENT if guesses else contract.SUFFIX)
+
+
+@pytest.mark.parametrize("drafts", [reference, end])
+def test_known_tokens_win_over_recent_outputs_with_as_many_equal_ones(drafts: ModuleType) -> None:
+    held = one_sequence([1, 2, 3, 7, 8, 1, 2], 4, recent=[0, 1, 2, 3, 9, 9, -1])
+    assert take(drafts, held, [3]) == [7, 8, 1, 2]
+    assert held.drafters[0] == contract.SUFFIX
+    held = one_sequence([2, 3, 7, 8, 1, 2], 4, recent=[0, 1, 2, 3, 9, 9, -1])
+    assert take(drafts, held, [3]) == [9, 9]
+    assert held.drafters[0] == contract.RECENT
 
 
 TEXT = [20, 21, 22, 23, 24, 25, 26, 27, 28, 29]
@@ -325,7 +375,8 @@ def test_the_search_takes_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None
         length = int(torch.randint(1, 100, (), generator=generator))
         tokens = torch.randint(0, 3, (length,), generator=generator).tolist()
         predicted = torch.randint(0, 3, (length % 40,), generator=generator).tolist()
-        held = one_sequence(tokens, 7, predicted, generated=length % 2)
+        recent = torch.randint(-1, 3, (length % 47,), generator=generator).tolist()
+        held = one_sequence(tokens, 7, predicted, length % 2, [*recent, -1])
         ours = copied(held)
         arguments = (ints([1]), torch.zeros(1, HIDDEN, device=DEVICE), ints([0]), ints([0]))
         reference.end_drafted(*arguments, held, ints([0, 0]))

@@ -36,10 +36,15 @@ class Wanted:
         default_factory=lambda: pb.SlotSampling(top_p=1.0, logprobs=1)
     )
     prediction: list[int] = field(default_factory=list)
+    salt: str = ""
 
     def sequence(self) -> Sequence:
         return Sequence(
-            list(self.prompt), self.count, sampling=self.sampling, prediction=self.prediction
+            list(self.prompt),
+            self.count,
+            sampling=self.sampling,
+            prediction=self.prediction,
+            salt=self.salt,
         )
 
 
@@ -88,6 +93,7 @@ async def preempted_answers(
             generated=after,
             sampling=request.sampling,
             prediction=request.prediction,
+            salt=request.salt,
         )
         for request, begun in zip(wanted, first, strict=True)
     ]

@@ -13,6 +13,7 @@ from pagewire.worker.ops.contract.drafts import (
     SURE_MATCH,
     TokenHistory,
 )
+from pagewire.worker.protocol.speculation.slot_outputs import SEARCHED
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.step import Start
 from pagewire.worker.runtime.upload import upload
@@ -29,18 +30,21 @@ def token_history(limits: Limits, device: torch.device) -> TokenHistory:
     slots = limits.num_slots + 1
     # The last token of the longest sequence is drawn behind its last position.
     length = limits.max_model_len + 1
+    first = SEARCHED
 
     def zeros(*shape: int) -> Tensor:
         return torch.zeros(slots, *shape, dtype=torch.int32, device=device)
 
     return TokenHistory(
-        tokens=lazy_zeros((slots, length + -length % ALIGNMENT), torch.int32, device),
+        rows=lazy_zeros((slots, first + length + -length % ALIGNMENT), torch.int32, device),
         positions=zeros(),
         limits=zeros(),
         guesses=zeros(limits.max_drafts),
         guessed=zeros(),
         drafters=zeros(),
         predictions=zeros(4),
+        num_recent=zeros(),
+        first=first,
         min_match=SURE_MATCH if limits.draft_model else 1,
     )
 
@@ -48,27 +52,30 @@ def token_history(limits: Limits, device: torch.device) -> TokenHistory:
 def start_histories(
     history: TokenHistory, sequences: tuple[Start, ...], max_model_len: int
 ) -> None:
-    """Puts the known tokens and the predictions of sequences into their slots."""
+    """Puts recent outputs, the known tokens and the predictions of sequences into their slots."""
     if not sequences:
         return
     width = history.tokens.shape[1]
     predictions = [_prediction(start, width) for start in sequences]
-    slots, positions, limits, states, tokens, predicted = upload(
+    slots, positions, limits, recent, states, tokens, predicted = upload(
         history.tokens.device,
         np.array([start.slot for start in sequences], np.int32),
         np.array([len(start.token_ids) - 1 for start in sequences], np.int32),
         np.array([last_position(start, max_model_len) for start in sequences], np.int32),
+        np.array([len(start.recent) for start in sequences], np.int32),
         np.concatenate([_state(*each) for each in zip(sequences, predictions, strict=True)]),
-        np.concatenate([start.token_ids for start in sequences]),
+        np.concatenate([part for start in sequences for part in (start.recent, start.token_ids)]),
         np.concatenate(predictions),
     )
     history.positions[slots] = positions
     history.limits[slots] = limits
     history.guessed[slots] = 0
+    history.num_recent[slots] = recent
     history.predictions[slots] = states.view(len(sequences), -1)
-    lengths = [len(start.token_ids) for start in sequences]
-    for start, known in zip(sequences, tokens.split(lengths), strict=True):
-        history.tokens[start.slot, : len(known)] = known
+    lengths = [len(start.recent) + len(start.token_ids) for start in sequences]
+    for start, searched in zip(sequences, tokens.split(lengths), strict=True):
+        begin = history.first - len(start.recent)
+        history.rows[start.slot, begin : begin + len(searched)] = searched
     guesses = predicted.split([len(each) for each in predictions])
     for start, guess in zip(sequences, guesses, strict=True):
         if len(guess):

@@ -58,8 +58,9 @@ class Worker:
         blocks: int,
         more: int = 20,
         prediction: Int32Array = NONE,
+        salt: str = "",
         **sampling: object,
-    ) -> None:
+    ) -> DevicePlan:
         """Starts and prefills a sequence; its first token is answered."""
         start = Start(
             slot=slot,
@@ -70,6 +71,7 @@ class Worker:
             sampling=StepSampling(**sampling),  # type: ignore[arg-type]
             max_new_tokens=more,
             prediction=prediction,
+            cache_salt=salt,
         )
         planned = self.step(
             starts=(start,), prefill_slots=array(slot), prefill_counts=array(known),
@@ -77,8 +79,9 @@ class Worker:
         )  # fmt: skip
         assert planned.plan.drafts is None
         self.answer(planned.plan, [1])
+        return planned.plan
 
-    def answer(self, plan: DevicePlan, counts: list[int]) -> None:
+    def answer(self, plan: DevicePlan, counts: list[int], token: int = 0) -> None:
         """The result of a step: so many tokens of each sequence."""
         firsts = np.flatnonzero(
             np.ones(len(plan.sample_slots)) if plan.drafts is None else plan.drafts == NO_DRAFT
@@ -88,7 +91,7 @@ class Worker:
             [np.arange(n) < count for n, count in zip(rows, counts, strict=True)]
         )
         right = np.array(counts) > 1
-        tokens = np.zeros(len(taken), np.int32)
+        tokens = np.full(len(taken), token, np.int32)
         self.slots.take(plan, tokens, None if plan.drafts is None else taken, right)
 
 
@@ -243,3 +246,24 @@ def test_a_slot_that_is_taken_again_forgets_the_sequence_before() -> None:
     plan = worker.step(decode_slots=array(0)).plan
     assert plan.decode_positions[0] == 3
     assert plan.num_drafts == 2
+
+
+def test_a_sequence_starts_with_recent_outputs_of_its_salt() -> None:
+    def recent(plan: DevicePlan) -> list[int]:
+        assert plan.starts is not None
+        return plan.starts.sequences[0].recent.tolist()
+
+    worker = Worker()
+    assert recent(worker.start(0, known=6, blocks=8, salt="a")) == []
+    worker.answer(worker.step(decode_slots=array(0)).plan, [3], token=7)
+    late = worker.step().plan
+    assert recent(worker.start(1, known=3, blocks=8, salt="a")) == [2, 3, 4, 5, 0, 7, 7, 7, -1], (
+        "in `start` no sequence decodes, so the other one has ended"
+    )
+    worker.answer(late, [1], token=8)
+    assert recent(worker.start(0, known=9, blocks=8, salt="b")) == []
+    worker.answer(worker.step(decode_slots=array(1)).plan, [2], token=9)
+    # The token of the step that was late is no output worth keeping.
+    assert recent(worker.start(2, known=3, blocks=8, salt="a")) == (
+        [2, 3, 4, 5, 0, 7, 7, 7, -1, 0, 1, 2, 0, 9, 9, -1]
+    )

@@ -3,7 +3,8 @@
 A sequence has one row or several in such a step. The first computes its last token, the others
 guesses of the tokens behind it, one position after the other. What the host does not know when it
 queues the step is in `TokenHistory`: the positions, the guesses, and the tokens they come from.
-These are the sequence's own tokens, and its prediction: the client's guess of the whole output.
+These are the sequence's own tokens, its prediction, which is the client's guess of the whole
+output, and recent outputs of the same cache salt.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ SLOTS, PLACES, OFFSETS = range(3)
 TOKENS, COUNTS, DRAFTED, RIGHT, DRAFTERS = range(5)
 NUM_RESULTS = 5
 
-# What guesses were made from: the sequence's own tokens, its prediction, or a draft model, which
-# guesses only where neither of the others does.
-SUFFIX, PREDICTION, MODEL = range(3)
+# What guesses were made from: the sequence's own tokens, its prediction, a draft model, which
+# guesses only where none of the others does, or recent outputs.
+SUFFIX, PREDICTION, MODEL, RECENT = range(4)
 
 # Columns of `TokenHistory.predictions`.
 PREDICTED, REACHED, EDIT, RUN = range(4)
@@ -52,8 +53,9 @@ class TokenHistory:
     The last row is that of padding: its limit is 0, so it has no rows.
 
     Attributes:
-        tokens: `[slots, length]`, the known tokens, from position 0 to `positions`. The prediction
-            is at the end of the row, until the sequence needs the place.
+        rows: `[slots, first + length]`. The known tokens begin at column `first` with that of
+            position 0, and end with that of `positions`. The prediction is at the end of the row,
+            until the sequence needs the place.
         positions: `[slots]`, the position of the last known token, which the next row computes.
         limits: `[slots]`, the position of the last token that the sequence may get.
         guesses: `[slots, most]`, the tokens that may come next.
@@ -62,18 +64,28 @@ class TokenHistory:
         predictions: `[slots, 4]`: how many tokens the prediction has, 0 for none; the place in it
             of the next token of the output, or OUT_OF_STEP; the place at which the output left it
             last; and how many tokens before that of the next one were right without a gap.
+        num_recent: `[slots]`, how many of the `first` columns hold recent outputs: the last ones.
+            A negative token is behind each output, and in column `first - 1`.
+        first: a multiple of 4, so that the known tokens are aligned.
         min_match: how many of the last tokens must have come before. With fewer, nothing is
             guessed from them.
     """
 
-    tokens: Tensor
+    rows: Tensor
     positions: Tensor
     limits: Tensor
     guesses: Tensor
     guessed: Tensor
     drafters: Tensor
     predictions: Tensor
+    num_recent: Tensor
+    first: int
     min_match: int = 1
+
+    @property
+    def tokens(self) -> Tensor:
+        """The rows from position 0 on, `[slots, length]`."""
+        return self.rows[:, self.first :]
 
     def locate(self, slots: Tensor, places: Tensor, offsets: Tensor) -> LocatedRows:
         """Where rows are, as `begin_drafted` says; for steps that begin in another way.
@@ -151,7 +163,9 @@ class DraftOps(Protocol):
 
         Otherwise the guesses are what followed the latest of the longest earlier occurrences of
         the last tokens, of which LONGEST_MATCH are compared; there are none if fewer than
-        `history.min_match` are equal. If fewer than `most` followed, they repeat.
+        `history.min_match` are equal. Recent outputs count as earlier than the known tokens, and
+        occurrences behind which an output ended do not count. If fewer than `most` known tokens
+        followed, they repeat; of a recent output there are as many guesses as tokens followed.
 
         Args:
             tokens: `[rows]` int32, as drawn.

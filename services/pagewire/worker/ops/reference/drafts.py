@@ -17,6 +17,7 @@ from pagewire.worker.ops.contract.drafts import (
     OUT_OF_STEP,
     PLACES,
     PREDICTION,
+    RECENT,
     RIGHT,
     SLOTS,
     SUFFIX,
@@ -96,17 +97,21 @@ def end_drafted(
 
 
 def _guess_from_tokens(history: TokenHistory, slot: int) -> None:
-    """Guess the next tokens of one sequence from its tokens."""
-    known = history.tokens[slot, : int(history.positions[slot]) + 1]
-    most, length = history.guesses.shape[1], len(known)
+    """Guess the next tokens of one sequence from its tokens and from recent outputs."""
+    recent, length = int(history.num_recent[slot]), int(history.positions[slot]) + 1
+    row = history.rows[slot, history.first - recent : history.first + length]
+    most = history.guesses.shape[1]
     history.guessed[slot], history.drafters[slot] = 0, SUFFIX
-    matched = _matched(known[:-1], known)
-    if length < 2 or matched.max() < history.min_match:
+    matched = _matched(row[:-1], row[recent:]) * (row[1:] >= 0)
+    if len(row) < 2 or matched.max() < history.min_match:
         return
     begin = int((matched == matched.max()).nonzero().max()) + 1
-    followed = torch.arange(most, device=known.device) % (length - begin)
-    history.guesses[slot] = known[begin + followed]
-    history.guessed[slot] = most
+    followed = row[begin + torch.arange(most, device=row.device) % (len(row) - begin)]
+    ends = (followed < 0).nonzero()
+    count = int(ends[0]) if len(ends) else most
+    history.guesses[slot, :count] = followed[:count]
+    history.guessed[slot] = count
+    history.drafters[slot] = RECENT if begin < recent else SUFFIX
 
 
 def _guess_from_prediction(history: TokenHistory, slot: int, kept: Tensor) -> bool:

@@ -33,13 +33,15 @@ class RecentOutputs:
     be outdated.
     """
 
-    __slots__ = ("_end", "_places", "_tokens")
+    __slots__ = ("_end", "_older_end", "_places", "_tokens")
 
     def __init__(self) -> None:
         # Zeros take no memory before they are written; none is read before that.
         self._tokens = np.zeros(CAPACITY, np.int32)
         self._places = np.zeros(1 << _BITS, np.int32)
         self._end = 0
+        # Behind the older tokens that have not been overwritten yet, which begin at `_end`.
+        self._older_end = 0
 
     def add(self, tokens: Int32Array) -> None:
         """Adds tokens `[n]` that follow one another, the last `CAPACITY` of them at most."""
@@ -47,13 +49,21 @@ class RecentOutputs:
         if len(tokens) <= MATCH:
             return
         if self._end + len(tokens) >= CAPACITY:
-            self._end = 0
+            self._end, self._older_end = 0, self._end
         begin, end = self._end, self._end + len(tokens)
         self._tokens[begin:end] = tokens
         self._tokens[end] = _END
         self._end = end + 1
         # Behind each run; nothing follows the last one.
         self._places[_slots(tokens[:-1])] = np.arange(begin + MATCH, end, dtype=np.int32)
+
+    def latest(self, most: int) -> Int32Array:
+        """At most `most` of the latest tokens `[n]`; behind each output is the token -1."""
+        older = self._tokens[self._end : self._older_end]
+        newer = self._tokens[: self._end]
+        if len(newer) < most:
+            newer = np.concatenate((older, newer))
+        return newer[-most:].copy()
 
     def draft(self, last: Int32Array, most: int) -> Int32Array:
         """At most `most` tokens `[n]` that followed `last [MATCH]` when it was seen last."""

@@ -6,7 +6,7 @@ has two bounds: each step in flight adds at least one token, and at most one for
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pagewire.limits import INT32_MAX
 from pagewire.packing import Int32Array
 from pagewire.worker.protocol.speculation.row_choice import FEW_SEQUENCES, RowChoice, RowCosts
+from pagewire.worker.protocol.speculation.slot_outputs import SlotOutputs
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
 from pagewire.worker.protocol.steps.draft_rows import first_rows, taken_counts, with_device_drafts
 from pagewire.worker.protocol.steps.limits import Limits
@@ -34,7 +35,7 @@ UNTRIED_STEPS = 32
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """The result of a step's decode rows."""
+    """The result of a step: of its decode rows, and all tokens of outputs."""
 
     slots: Int32Array  # [sequences]
     more: Int32Array  # [sequences], tokens after the first
@@ -42,6 +43,8 @@ class _Result:
     # [sequences], whether the first guess was right; there is one even if no row checked it.
     right: NDArray[np.bool_]
     judged: bool  # whether each sequence had a guess
+    token_slots: Int32Array  # [tokens]
+    tokens: Int32Array  # [tokens]
 
 
 class DeviceDrafts:
@@ -63,13 +66,24 @@ class DeviceDrafts:
         self._tried = np.zeros(n, np.float64)
         self._right = np.zeros(n, np.float64)
         self._results: deque[_Result] = deque()  # `take` adds them on another thread
+        self._outputs = SlotOutputs(n)
         # The last choice: for which slots, the drafts of each, and the steps for which it holds.
         self._chosen = (np.empty(0, np.int32), np.empty(0, np.int32), 0)
+
+    def with_recent(self, starts: tuple[Start, ...], running: Int32Array) -> tuple[Start, ...]:
+        """The starts with recent outputs of their salts; those of slots `running [n]` go on."""
+        if not starts:
+            return starts
+        self._outputs.publish(running)
+        return tuple(
+            replace(start, recent=self._outputs.recent(start.cache_salt)) for start in starts
+        )
 
     def start(self, start: Start) -> None:
         """A sequence takes a slot."""
         slot, known = start.slot, len(start.token_ids)
         more = start.max_new_tokens or INT32_MAX - max(start.num_generated, known)
+        self._outputs.start(slot, start.cache_salt, start.token_ids)
         self._ends[slot] = min(start.num_generated + more, INT32_MAX)
         self._longest[slot] = min(known - 1 + more, self._limits.max_model_len)
         self._ahead[slot] = 0
@@ -130,9 +144,13 @@ class DeviceDrafts:
         return lengths
 
     def take(
-        self, plan: DevicePlan, taken: NDArray[np.bool_] | None, right: NDArray[np.bool_]
+        self,
+        plan: DevicePlan,
+        tokens: Int32Array,
+        taken: NDArray[np.bool_] | None,
+        right: NDArray[np.bool_],
     ) -> None:
-        """Takes the result of a step, on any thread; `taken` and `right` as in the outcome."""
+        """Takes the result of a step, on any thread; `tokens` and so on as in the outcome."""
         firsts = first_rows(plan)
         drafted = np.diff(firsts, append=len(plan.sample_slots)).astype(np.int32) - 1
         more = np.zeros(len(firsts), np.int32) if taken is None else taken_counts(plan, taken) - 1
@@ -140,8 +158,17 @@ class DeviceDrafts:
         decoded = np.flatnonzero(firsts < plan.num_decodes)
         slots = plan.sample_slots[firsts[decoded]]
         judged = not self._model or bool(drafted.any())
+        kept = tokens >= 0 if taken is None else taken & (tokens >= 0)
         self._results.append(
-            _Result(slots, more[decoded], drafted[decoded], right[decoded], judged)
+            _Result(
+                slots=slots,
+                more=more[decoded],
+                drafted=drafted[decoded],
+                right=right[decoded],
+                judged=judged,
+                token_slots=plan.sample_slots[kept],
+                tokens=tokens[kept],
+            )
         )
 
     def settle(self) -> list[tuple[Int32Array, Int32Array]]:
@@ -161,5 +188,6 @@ class DeviceDrafts:
             if result.judged:
                 self._tried[slots] = MEMORY * self._tried[slots] + tried
                 self._right[slots] = MEMORY * self._right[slots] + right
+            self._outputs.add(result.token_slots, result.tokens)
             settled.append((slots, more))
         return settled

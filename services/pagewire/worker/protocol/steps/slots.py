@@ -113,11 +113,13 @@ class Slots:
         """Applies a step; RequestError INVALID_ARGUMENT, and no change, if it is malformed."""
         decodes = self._decodes if step.decode_slots is None else step.decode_slots.copy()
         check_step(step, decodes, self.limits)
+        arriving = step.starts
         if isinstance(self._drafts, DeviceDrafts):
             for settled, more in self._drafts.settle():
                 self._advance(settled, more)
+            arriving = self._drafts.with_recent(arriving, decodes)
         self._failures, self._decodes = [], decodes
-        starts, given, copies = self._start(step.starts)
+        starts, given, copies = self._start(arriving)
         given = _joined_writes(given, self._free(step.freed_slots, step.freed_counts))
         writes = _joined_writes(given, self._append(step.append_slots, step.append_blocks))
         # Before the chunks: a chunk that ends in this step has no sampled token to decode yet.
@@ -161,7 +163,7 @@ class Slots:
         """
         if isinstance(self._drafts, DeviceDrafts):
             if right is not None:  # the step has sampled
-                self._drafts.take(plan, taken, right)
+                self._drafts.take(plan, tokens, taken, right)
         elif self._drafts is not None:
             counts = self._drafts.take(plan, tokens, taken)
             self._advance(plan.sample_slots[first_rows(plan)], counts - 1)

@@ -50,7 +50,9 @@ class Start:
     first_prompt_logprob: int = 1
     prediction: Int32Array = field(default_factory=lambda: _EMPTY)  # [predicted]
     cache_salt: str = ""
-    forced: Int32Array | None = None  # [output], see forced_texts.py; no message has it
+    # Of this and the next one no message says anything.
+    forced: Int32Array | None = None  # [output], see forced_texts.py
+    recent: Int32Array = field(default_factory=lambda: _EMPTY)  # [recent], see slot_outputs.py
 
     @property
     def num_prompt(self) -> int:

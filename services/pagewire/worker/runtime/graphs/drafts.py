@@ -14,8 +14,11 @@ from pagewire.worker.protocol.steps.device_plan import DevicePlan
 from pagewire.worker.protocol.steps.draft_rows import first_rows, places_of
 from pagewire.worker.runtime.eager import EagerHandle
 
-# The drafters of worker.proto, indexed by SUFFIX, PREDICTION and MODEL of `ops.contract.drafts`.
-DRAFTER = np.array([pb.DRAFTER_SUFFIX, pb.DRAFTER_PREDICTION, pb.DRAFTER_DRAFT_MODEL], np.int32)
+# The drafters of worker.proto, indexed by SUFFIX, PREDICTION, MODEL and RECENT of
+# `ops.contract.drafts`.
+DRAFTER = np.array(
+    [pb.DRAFTER_SUFFIX, pb.DRAFTER_PREDICTION, pb.DRAFTER_DRAFT_MODEL, pb.DRAFTER_RECENT], np.int32
+)
 
 
 @dataclass(frozen=True, slots=True)

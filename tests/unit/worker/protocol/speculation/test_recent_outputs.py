@@ -83,3 +83,29 @@ def test_salts_share_nothing() -> None:
 def test_both_ways_of_hashing_agree(tokens: list[int]) -> None:
     each = [_slot(array(tokens[i : i + MATCH])) for i in range(len(tokens) - MATCH + 1)]
     assert _slots(array(tokens)).tolist() == each
+
+
+def test_the_latest_tokens_are_whole_outputs_and_the_end_of_one() -> None:
+    recent = RecentOutputs()
+    assert recent.latest(9).tolist() == []
+    recent.add(array(range(50, 56)))
+    recent.add(array(range(60, 65)))
+    assert recent.latest(9).tolist() == [53, 54, 55, -1, 60, 61, 62, 63, 64, -1][1:]
+    assert recent.latest(100).tolist() == [*range(50, 56), -1, *range(60, 65), -1]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(5, 40), min_size=1, max_size=40), st.integers(1, 90))
+def test_the_latest_tokens_go_round(lengths: list[int], most: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recent_outputs, "CAPACITY", 64)
+        recent, everything = RecentOutputs(), []
+        for number, length in enumerate(lengths):
+            output = [100 * number + i for i in range(length)]
+            recent.add(array(output))
+            everything += [*output, -1]
+        got = recent.latest(most).tolist()
+    assert 0 < len(got) <= most
+    assert got == everything[-len(got) :]
+    # The last output is there, and what room is left has older tokens but for the end of a lap.
+    assert len(got) >= min(most, lengths[-1] + 1)

@@ -44,7 +44,7 @@ def begin_drafted(
         located.indices,
         rows,
         len(block_tables) - 1,
-        history.tokens.stride(0),
+        history.rows.stride(0),
         block_tables.stride(0),
         MOST=history.guesses.shape[1],
         ROWS=ROWS,
@@ -62,7 +62,7 @@ def begin_drafted(
 @triton.jit(do_not_specialize=["rows", "padding_slot"])
 def _locate_kernel(
     inputs_ptr,  # [6, rows]
-    history_ptr,  # [slots, history_stride]
+    history_ptr,  # [slots, width], at position 0 of rows of `history_stride`
     positions_ptr,  # [slots]
     limits_ptr,  # [slots]
     guesses_ptr,  # [slots, MOST]

@@ -2,9 +2,10 @@
 
 A program keeps the tokens of one sequence, then searches its history for the end that it has now.
 So guesses are made where the tokens are, one step ahead of the rows that compute them, and a step
-takes no further launch. The search reads one tile of tokens after the other. Few tiles hold three
-tokens in a row that match, and the others cost three loads. While an output is in step with its
-prediction, nothing is searched.
+takes no further launch. The search reads one tile of tokens after the other: of recent outputs,
+which are at negative places of a history, then of known tokens. Few tiles hold three tokens in a
+row that match, and the others cost four loads. While an output is in step with its prediction,
+nothing is searched.
 """
 
 from __future__ import annotations
@@ -21,16 +22,21 @@ from pagewire.worker.ops.triton.drafts.counting import count_token
 
 # Tokens of the history that are compared at a time.
 TILE = 1024
-WARPS = 8
+WARPS = 16
+# In tokens. Kernels are compiled for known tokens that begin at an aligned address.
+ALIGNMENT = 4
 
 _LONGEST = tl.constexpr(contract.LONGEST_MATCH)
 _ENDED = tl.constexpr(contract.ENDED)
 _SUFFIX = tl.constexpr(contract.SUFFIX)
 _PREDICTION = tl.constexpr(contract.PREDICTION)
+_RECENT = tl.constexpr(contract.RECENT)
 _OUT_OF_STEP = tl.constexpr(contract.OUT_OF_STEP)
 _SURE = tl.constexpr(contract.SURE_MATCH)
 _NEAR = tl.constexpr(contract.NEAR_EDIT)
 _PLACES = tl.constexpr(contract.MAX_PREDICTED)
+# No token: -1 is behind each recent output, and masked loads give -2.
+_MISSING = tl.constexpr(-3)
 
 
 def end_drafted(
@@ -44,6 +50,7 @@ def end_drafted(
 ) -> Tensor:
     rows, most = len(tokens), history.guesses.shape[1]
     assert history.predictions.is_contiguous()
+    assert history.first % ALIGNMENT == 0
     out = tokens.new_empty((contract.NUM_RESULTS, rows))
     _end_kernel[(rows,)](
         tokens,
@@ -56,13 +63,15 @@ def end_drafted(
         history.guessed,
         history.drafters,
         history.predictions,
+        history.num_recent,
         last_tokens,
         out,
         tokens if adjustments is None else adjustments.kinds,
         tokens if adjustments is None else adjustments.token_counts,
         rows,
         len(history.positions) - 1,
-        history.tokens.stride(0),
+        history.rows.stride(0),
+        history.tokens.shape[1],
         0 if adjustments is None else adjustments.token_counts.stride(0),
         MOST=most,
         LANES=next_power_of_2(most + 1),
@@ -86,12 +95,13 @@ def _end_kernel(
     hidden_ptr,  # [rows, HIDDEN]
     slots_ptr,  # [rows]
     places_ptr,  # [rows]
-    history_ptr,  # [slots, history_stride]
+    history_ptr,  # [slots, width], at position 0 of rows of `history_stride`
     positions_ptr,  # [slots]
     guesses_ptr,  # [slots, MOST]
     guessed_ptr,  # [slots]
     drafters_ptr,  # [slots]
     predictions_ptr,  # [slots, 4]
+    num_recent_ptr,  # [slots]
     last_tokens_ptr,  # [slots]
     out_ptr,  # [5, rows]
     kinds_ptr,  # [slots]
@@ -99,6 +109,7 @@ def _end_kernel(
     rows,
     padding_slot,
     history_stride,
+    width,
     counts_stride,
     MOST: tl.constexpr,
     LANES: tl.constexpr,
@@ -173,14 +184,14 @@ def _end_kernel(
         drafter = predicted * 0 + _SUFFIX
         if predicted > 0:
             drafter = _guess_from_prediction(
-                history, history_stride, length, drawn, count, predicted, reached, edit, run,
+                history, width, length, drawn, count, predicted, reached, edit, run,
                 predictions_ptr + slot * 4, guesses_ptr + slot * MOST, guessed_ptr + slot,
                 MOST, LANES, TILE,
             )  # fmt: skip
         if drafter == _SUFFIX:
-            _guess_from_tokens(
-                history, length, guesses_ptr + slot * MOST, guessed_ptr + slot, MOST, LANES, TILE,
-                MIN_MATCH,
+            drafter = _guess_from_tokens(
+                history, length, tl.load(num_recent_ptr + slot), guesses_ptr + slot * MOST,
+                guessed_ptr + slot, MOST, LANES, TILE, MIN_MATCH,
             )  # fmt: skip
         tl.store(drafters_ptr + slot, drafter)
 
@@ -188,7 +199,7 @@ def _end_kernel(
 @triton.jit
 def _guess_from_prediction(
     history,
-    width,  # of a row of the history
+    width,  # of a history
     length,  # known tokens
     drawn,  # [LANES], of which `count` are the newest tokens
     count,
@@ -237,7 +248,8 @@ def _place_in_step(history, length, prediction, predicted, edit, TILE: tl.conste
     best = tl.zeros([TILE], tl.int32)
     for start in range(0, predicted, TILE):
         end = start + tl.arange(0, TILE)
-        matched = _matched(prediction, end, end < predicted, history, length, newest, second, third)
+        held = end < predicted
+        matched = _matched(prediction, 0, end, held, history, length, newest, second, third)
         place = end + 1
         behind = place > edit
         taken = (matched >= _SURE) | ((matched > 0) & behind & (place <= edit + _NEAR))
@@ -251,28 +263,31 @@ def _place_in_step(history, length, prediction, predicted, edit, TILE: tl.conste
 
 @triton.jit
 def _last_three(history, length):
-    """The last known tokens, from the last one on; -1 for one that is not there."""
+    """The last known tokens, from the last one on; _MISSING for one that is not there."""
     newest = tl.load(history + length - 1)
-    second = tl.load(history + length - 2, mask=length > 1, other=-1)
-    third = tl.load(history + length - 3, mask=length > 2, other=-1)
+    second = tl.load(history + length - 2, mask=length > 1, other=_MISSING)
+    third = tl.load(history + length - 3, mask=length > 2, other=_MISSING)
     return newest, second, third
 
 
 @triton.jit
-def _matched(tokens, end, held, history, length, newest, second, third):
-    """How many of `tokens` up to each of the places `end [TILE]` are equal to the last known."""
+def _matched(tokens, begin, end, held, history, length, newest, second, third):
+    """How many of `tokens` up to each of the places `end [TILE]` are equal to the last known.
+
+    The first of `tokens` is at the place `begin`.
+    """
     equal = held & (tl.load(tokens + end, mask=held, other=-2) == newest)
     matched = equal.to(tl.int32)
-    held = held & (end > 0)
+    held = held & (end > begin)
     equal = equal & (tl.load(tokens + end - 1, mask=held, other=-2) == second)
     matched += equal.to(tl.int32)
-    held = held & (end > 1)
+    held = held & (end > begin + 1)
     equal = equal & (tl.load(tokens + end - 2, mask=held, other=-2) == third)
     matched += equal.to(tl.int32)
     if tl.max(equal.to(tl.int32)) > 0:
         for back in range(3, _LONGEST):
-            token = tl.load(history + length - 1 - back, mask=back < length, other=-1)
-            equal = equal & (end >= back)
+            token = tl.load(history + length - 1 - back, mask=back < length, other=_MISSING)
+            equal = equal & (end >= begin + back)
             equal = equal & (tl.load(tokens + end - back, mask=equal, other=-2) == token)
             matched += equal.to(tl.int32)
     return matched
@@ -282,6 +297,7 @@ def _matched(tokens, end, held, history, length, newest, second, third):
 def _guess_from_tokens(
     history,
     length,  # known tokens
+    recent,  # tokens of recent outputs before them
     guesses,
     guessed,
     MOST: tl.constexpr,
@@ -289,20 +305,26 @@ def _guess_from_tokens(
     TILE: tl.constexpr,
     MIN_MATCH: tl.constexpr,
 ):
-    """Write what followed the latest of the longest earlier occurrences of the last tokens."""
+    """Write what followed the latest of the longest earlier occurrences of the last tokens.
+
+    Returns what the guesses are made from.
+    """
     newest, second, third = _last_three(history, length)
-    longest = tl.zeros([TILE], tl.int32)
-    begins = tl.zeros([TILE], tl.int32)
-    for start in range(0, length - 1, TILE):
+    # Compared by matched tokens, then by the place behind them, from the first recent token on.
+    best = tl.zeros([TILE], tl.int32)
+    for start in range(-tl.cdiv(recent, TILE) * TILE, length - 1, TILE):
         end = start + tl.arange(0, TILE)  # the last token of an earlier occurrence
-        matched = _matched(history, end, end < length - 1, history, length, newest, second, third)
-        begins = tl.where(matched >= longest, end + 1, begins)  # the later of two equals
-        longest = tl.maximum(longest, matched)
-    best = tl.max(longest)
-    begin = tl.max(tl.where(longest == best, begins, 0))
+        held = (end >= -recent) & (end < length - 1)
+        matched = _matched(history, -recent, end, held, history, length, newest, second, third)
+        goes_on = tl.load(history + end + 1, mask=matched > 0, other=_MISSING) >= 0
+        best = tl.maximum(best, tl.where(goes_on, matched * (2 * _PLACES) + end + 1 + recent, 0))
+    key = tl.max(best)
+    begin = key % (2 * _PLACES) - recent
     lane = tl.arange(0, LANES)
     followed = begin + lane % tl.maximum(length - begin, 1)
-    found = best >= MIN_MATCH
-    guess = tl.load(history + followed, mask=found & (lane < MOST), other=0)
-    tl.store(guesses + lane, guess, mask=found & (lane < MOST))
-    tl.store(guessed, tl.where(found, MOST, 0))
+    wanted = (key >= MIN_MATCH * (2 * _PLACES)) & (lane < MOST)
+    guess = tl.load(history + followed, mask=wanted, other=_MISSING)
+    count = tl.min(tl.where(guess < 0, lane, MOST))
+    tl.store(guesses + lane, guess, mask=lane < count)
+    tl.store(guessed, count)
+    return tl.where((count > 0) & (begin < 0), _RECENT, _SUFFIX)
