@@ -40,6 +40,17 @@ class CopiedAtOnce:
         target.view(-1).copy_(torch.from_numpy(fill.ravel()))
 
 
+class CopiedResults:
+    """Stands in for `ResultBuffers`, which needs pinned memory."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def copy(self, results: Tensor) -> Callable[[], Int32Array]:
+        assert results.numel() <= self.size
+        return results.clone().numpy
+
+
 class HostGate(MaskGate):
     """A gate without streams: the host waits for masks when the step begins."""
 
@@ -67,6 +78,7 @@ def with_host_graphs(monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadedWorker]
     """What makes a loaded CPU worker run steps through the graph backend's code."""
     for module in (graphs, mixed, draft_passes):
         monkeypatch.setattr(module, "Staging", CopiedAtOnce)
+    monkeypatch.setattr(graphs, "ResultBuffers", CopiedResults)
     monkeypatch.setattr(graphs, "MaskGate", HostGate)
     monkeypatch.setattr(graphs, "DeviceTimer", HostTimer)
     monkeypatch.setattr(graphs, "SharedPrefixes", lambda *_: None)

@@ -44,7 +44,7 @@ from pagewire.worker.runtime.graphs.mask_gate import NUM_INPUTS as NUM_MASK_INPU
 from pagewire.worker.runtime.graphs.mask_gate import MaskGate
 from pagewire.worker.runtime.graphs.mixed import CapturedStep, MixedGraphs
 from pagewire.worker.runtime.graphs.shared_prefixes import SharedPrefixes
-from pagewire.worker.runtime.graphs.staging import Staging, pack_writes
+from pagewire.worker.runtime.graphs.staging import ResultBuffers, Staging, pack_writes
 from pagewire.worker.runtime.timer import DeviceTimer
 
 # Rows of the largest step with drafts. Larger ones are bound by computing, not by reading weights,
@@ -91,6 +91,8 @@ class GraphBackend(EagerBackend):
         size = (MASK_INPUTS + NUM_MASK_INPUTS) * most_rows
         self._staging = Staging(size)
         self._inputs = torch.zeros(size, dtype=torch.int32, device=self.device)
+        values = 1 if self._slots.history is None else NUM_RESULTS
+        self._results = ResultBuffers(values * most_rows)
         self._captured: dict[Variant, CapturedStep] = {}
         self._shared_buckets: list[int] = []
         self._shared: SharedPrefixes | None = None
@@ -182,14 +184,14 @@ class GraphBackend(EagerBackend):
             tokens, logits = self._sampled(plan, launched)
             drawn = tokens if self._slots.history is None else tokens[TOKENS]
             logprobs = self._logprobs(logits, drawn, plan.logprobs)
-            results, tokens = tokens, self._to_host(tokens)
+            read = self._results.copy(tokens)
             timer.stop()
             if self._passes is not None and launched is not None:
-                self._passes.follow(results)  # no result waits for it
+                self._passes.follow(tokens)  # no result waits for it
         indices = plan.sample_indices
         if self._slots.history is None:
-            return EagerHandle(tokens, indices, timer, logprobs, prompt_logprobs)
-        return DraftedHandle(tokens, indices, timer, logprobs, prompt_logprobs, plan=plan)
+            return EagerHandle(read, indices, timer, logprobs, prompt_logprobs)
+        return DraftedHandle(read, indices, timer, logprobs, prompt_logprobs, plan=plan)
 
     def wait(self, handle: EagerHandle) -> Outcome:
         """See `Backend`."""
