@@ -121,7 +121,9 @@ class EagerBackend:
             tokens, logprobs, prompt_logprobs, taken = self._compute(plan)
             tokens = self._to_host(tokens)
         timer.stop()
-        return EagerHandle(tokens.numpy, plan.sample_indices, timer, logprobs, prompt_logprobs, taken)
+        return EagerHandle(
+            tokens.numpy, plan.sample_indices, timer, logprobs, prompt_logprobs, taken
+        )
 
     def wait(self, handle: EagerHandle) -> Outcome:
         """See `Backend`."""

@@ -9,9 +9,13 @@ from pagewire.worker.ops.device import step_stream
 
 
 class HostTimer:
-    """Times work on the host, from construction to `stop`."""
+    """Times work on the host, from construction or `restart` to `stop`."""
 
     def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Begins anew."""
         self._waited = no_wait
         self._begin = time.perf_counter()
 
@@ -24,17 +28,21 @@ class HostTimer:
         self._end = time.perf_counter()
 
     def wait(self) -> float:
-        """The seconds of work between construction and `stop`."""
+        """The seconds of work."""
         return self._end - self._begin - self._waited()
 
 
 class DeviceTimer:
-    """Times work on the stream of steps that is queued between construction and `stop`."""
+    """Times work on the stream of steps that is queued from construction or `restart` to `stop`."""
 
     def __init__(self) -> None:
-        self._waited = no_wait
         self._begin = torch.cuda.Event(enable_timing=True)
         self._end = torch.cuda.Event(enable_timing=True)
+        self.restart()
+
+    def restart(self) -> None:
+        """Begins anew, once `wait` has returned. To make events takes longer than a small copy."""
+        self._waited = no_wait
         self._begin.record(step_stream())
 
     def leave_out(self, waited: Callable[[], float]) -> None:

@@ -60,3 +60,14 @@ def test_without_waits_all_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     timed = DeviceTimer()
     timed.stop()
     assert timed.wait() == pytest.approx(0.01)
+
+
+def test_a_timer_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(timer, "step_stream", lambda: None)
+    timed = DeviceTimer()
+    timed.leave_out(lambda: 1.0)
+    timed.stop()
+    timed.restart()
+    timed.stop()
+    assert timed.wait() == pytest.approx(0.01)

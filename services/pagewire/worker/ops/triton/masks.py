@@ -153,6 +153,4 @@ def _end_wait_kernel(
 
 
 def end_wait(began: Tensor, waits: Tensor, turns: Tensor) -> None:
-    _end_wait_kernel[(1,)](
-        began, waits, turns, INTERPRETED=began.device.type == "cpu", num_warps=1
-    )
+    _end_wait_kernel[(1,)](began, waits, turns, INTERPRETED=began.device.type == "cpu", num_warps=1)

@@ -70,7 +70,7 @@ class SlotMasks:
             indices: `[n]`, the indices of their tokens in the outputs.
         """
         of = self.of_rows(rows, slots)
-        return StepMasks(of, of.firsts + indices)
+        return StepMasks(self, rows, slots, of.firsts, of.sent, of.firsts + indices)
 
     def of_rows(self, rows: Int32Array, slots: Int32Array) -> "MaskedRows":
         """The constrained sampling rows `[n]` of steps, whose slots are `slots [n]`.
@@ -144,7 +144,7 @@ class SlotMasks:
 
     def advance(self, step: "StepMasks", tokens: Int32Array) -> None:
         """Computes the masks after `tokens [n]`, one for each row of `step`."""
-        rows = step.of.sent.copy()
+        rows = step.sent.copy()
         rows[:, 2] = tokens
         self._processes.advance(rows)
 
@@ -160,7 +160,7 @@ class SlotMasks:
 
     def _give_up(self, step: "StepMasks", rows: NDArray[np.intp]) -> None:
         """Lets later steps draw any token for some rows of `step`: none of them will be used."""
-        sent = step.of.sent[rows]
+        sent = step.sent[rows]
         for slot, generation, _ in sent.tolist():
             if self._generations[slot] == generation:
                 self._given_up[slot] = last_stamp(generation)
@@ -179,38 +179,23 @@ class MaskedRows:
 
     def at(self, indices: Int32Array) -> "StepMasks":
         """The masks of a step; `indices` of the tokens of all sampling rows in their outputs."""
-        return StepMasks(self, self.firsts + indices[self.rows])
+        stamps = self.firsts + indices[self.rows]
+        return StepMasks(self.owner, self.rows, self.slots, self.firsts, self.sent, stamps)
 
 
 @dataclass(slots=True, eq=False)
 class StepMasks:
     """The masks of one step: a backend waits for them, the executor hands on the tokens."""
 
-    of: MaskedRows
+    owner: SlotMasks
+    rows: Int32Array  # [n], ascending
+    slots: Int32Array  # [n], the rows of `words` that have their masks
+    firsts: NDArray[np.int64]  # [n], the stamps of the first tokens of the sequences
+    sent: Int32Array  # [n, 3], see `MaskedRows`
     stamps: NDArray[np.int64]  # [n], of the tokens that the masks are for
     failures: list[MaskFailure] = field(default_factory=list)
     _lock: Lock = field(default_factory=Lock)
     _known: bool = False
-
-    @property
-    def owner(self) -> SlotMasks:
-        """What has the masks of all slots."""
-        return self.of.owner
-
-    @property
-    def rows(self) -> Int32Array:
-        """The constrained sampling rows `[n]`, ascending."""
-        return self.of.rows
-
-    @property
-    def slots(self) -> Int32Array:
-        """The rows `[n]` of `words` that have their masks."""
-        return self.of.slots
-
-    @property
-    def firsts(self) -> NDArray[np.int64]:
-        """The stamps `[n]` of the first tokens of the sequences."""
-        return self.of.firsts
 
     @property
     def words(self) -> Words:

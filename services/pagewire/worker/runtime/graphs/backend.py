@@ -5,6 +5,7 @@ are graphs that wait for masks, see `mask_gate.py`.
 """
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -55,6 +56,8 @@ MAX_PROMPT_ROWS = 512
 # Values of a row behind which those for masks begin: a multiple of four, so that kernels find both
 # aligned alike.
 MASK_INPUTS = -(-NUM_INPUTS // 4) * 4
+# Timers that are used again; more than steps are in flight.
+KEPT_TIMERS = 64
 # Numbers of rows for which steps with shared prefixes are captured.
 SHARED_BUCKETS = (8, 16, *range(32, 1024, 32))
 
@@ -94,6 +97,7 @@ class GraphBackend(EagerBackend):
         values = 1 if self._slots.history is None else NUM_RESULTS
         self._results = ResultBuffers(values * most_rows)
         self._captured: dict[Variant, CapturedStep] = {}
+        self._timers: deque[DeviceTimer] = deque(maxlen=KEPT_TIMERS)  # of steps that are done
         self._shared_buckets: list[int] = []
         self._shared: SharedPrefixes | None = None
         if self.prefix_groups:
@@ -170,7 +174,7 @@ class GraphBackend(EagerBackend):
         """See `Backend`."""
         if not plan.num_decodes and plan.chunks is None:
             return super().submit(plan)  # nothing to compute
-        timer, prompt_logprobs = DeviceTimer(), None
+        timer, prompt_logprobs = self._timer(), None
         with torch.inference_mode():
             if plan.chunks is not None:
                 self._apply(plan)
@@ -195,14 +199,25 @@ class GraphBackend(EagerBackend):
 
     def wait(self, handle: EagerHandle) -> Outcome:
         """See `Backend`."""
-        if not isinstance(handle, DraftedHandle):
-            return super().wait(handle)
-        handle.timer.wait()
-        return outcome(handle)
+        if isinstance(handle, DraftedHandle):
+            handle.timer.wait()
+            result = outcome(handle)
+        else:
+            result = super().wait(handle)
+        if isinstance(handle.timer, DeviceTimer):
+            self._timers.append(handle.timer)
+        return result
 
-    def _sampled(
-        self, plan: DevicePlan, launched: CapturedStep | None
-    ) -> tuple[Tensor, Tensor]:
+    def _timer(self) -> DeviceTimer:
+        """A timer that has begun."""
+        try:
+            timer = self._timers.popleft()
+        except IndexError:
+            return DeviceTimer()
+        timer.restart()
+        return timer
+
+    def _sampled(self, plan: DevicePlan, launched: CapturedStep | None) -> tuple[Tensor, Tensor]:
         """The tokens `[rows]` int32 of a step, and the model's logits of its rows or of more.
 
         The next step overwrites them. With a history, the results `[5, rows or more]` instead.
