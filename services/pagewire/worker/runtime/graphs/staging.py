@@ -12,7 +12,7 @@ from pagewire.packing import Int32Array
 from pagewire.worker.ops.contract.step import WRITE_BLOCKS, WRITE_COLUMNS, WRITE_SLOTS
 from pagewire.worker.ops.device import step_stream
 from pagewire.worker.protocol.steps.device_plan import TableWrites
-from pagewire.worker.runtime.driver import copy_to_device, copy_to_host
+from pagewire.worker.runtime.graphs.driver import copy_to_device, copy_to_host
 
 # Copies to the device that may be in flight. A step makes at most two, and few steps are in flight.
 STAGING_BUFFERS = 16
