@@ -227,13 +227,13 @@ class GraphBackend(EagerBackend):
             return nothing if self._slots.history is None else nothing.view(NUM_RESULTS, 0), (
                 self._logits
             )
-        tokens, unmasked = launched.tokens, self._logits
+        tokens = launched.tokens
         if plan.masks is not None and plan.logprobs is not None:
             rows = launched.inputs.shape[1]
-            unmasked = self._decoder.logits(self._last_hidden[:rows])
+            self._decoder.logits(self._last_hidden[:rows], out=self._logits[:rows])
         if self._slots.history is not None:
-            return tokens, unmasked
-        return tokens[: len(plan.sample_slots)], unmasked
+            return tokens, self._logits
+        return tokens[: len(plan.sample_slots)], self._logits
 
     def _launch_decode(self, plan: DevicePlan, timer: DeviceTimer) -> CapturedStep:
         """Queues a decode step."""
