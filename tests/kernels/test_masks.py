@@ -1,10 +1,26 @@
-"""The kernel that applies masks against its reference."""
+"""The kernels that wait for masks, fetch and apply them, against their references."""
+
+import threading
+import time
+from types import ModuleType
 
 import pytest
 import torch
 
 from pagewire.worker.ops.reference import sampling as reference
 from pagewire.worker.ops.triton import masks as kernels
+
+BOTH = pytest.mark.parametrize("ops", [reference, kernels])
+
+
+def host_memory(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The values in memory of the host that the device can read."""
+    return values.pin_memory() if device.type == "cuda" else values
+
+
+def finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -23,3 +39,63 @@ def test_mask_logits(device: torch.device, dtype: torch.dtype, vocabulary: int, 
             assert want[row, token] == (logits[row, token] if allowed else -torch.inf)
     kernels.mask_logits(logits, mask_rows, bits)
     assert torch.equal(logits, want)
+
+
+@BOTH
+@pytest.mark.parametrize("late", [0.0, 0.2])
+@pytest.mark.parametrize("begin", [0, 1])  # of the rows: their addresses have any alignment
+def test_await_masks(device: torch.device, ops: ModuleType, late: float, begin: int) -> None:
+    ready = host_memory(torch.zeros(6, dtype=torch.int64), device)
+    mask_rows = torch.tensor([4, 4, -1, 0, -1], dtype=torch.int32, device=device)[begin:]
+    stamps = torch.tensor([(7 << 32) + 3] * 2 + [1 << 40, 8 << 32, 1 << 40], device=device)[begin:]
+
+    def write() -> None:
+        time.sleep(late / 2)
+        ready[4] = (7 << 32) + 3  # the very token
+        ready[5] = 1 << 50  # of no row
+        time.sleep(late / 2)
+        ready[0] = 9 << 32  # a later sequence
+
+    ops.await_masks(ready, torch.full_like(mask_rows, -1), stamps)  # no row has a mask
+    finish(device)
+    writer = threading.Thread(target=write)
+    began = time.monotonic()
+    writer.start()
+    ops.await_masks(ready, mask_rows, stamps)
+    finish(device)
+    assert time.monotonic() - began >= 0.9 * late
+    assert ready[0] == 9 << 32
+    writer.join()
+
+
+@BOTH
+@pytest.mark.parametrize("words", [32, 4768])
+def test_fetch_masks(device: torch.device, ops: ModuleType, words: int) -> None:
+    generator = torch.Generator().manual_seed(words)
+    host = torch.randint(-(2**31), 2**31, (6, words), generator=generator).int()
+    host = host_memory(host, device)
+    mask_rows = torch.tensor([4, -1, 0, 2, -1, 4], dtype=torch.int32, device=device)
+    masks = torch.full((6, words), 5, dtype=torch.int32, device=device)
+    for _ in range(2):  # the second time the memory has other values
+        host += 1
+        ops.fetch_masks(host, mask_rows, masks)
+        finish(device)
+        assert torch.equal(masks[[0, 2, 4]].cpu(), host[[0, 2, 4]])
+        assert (masks[[1, 3, 5]] == 5).all()
+
+
+@BOTH
+def test_waits_are_noted(device: torch.device, ops: ModuleType) -> None:
+    began = torch.zeros(1, dtype=torch.int64, device=device)
+    waits = host_memory(torch.full((4,), -7, dtype=torch.int64), device)
+    turns = torch.tensor([2, 0, 0], dtype=torch.int32, device=device)
+    ops.begin_wait(began)
+    finish(device)
+    time.sleep(0.05)
+    ops.end_wait(began, waits, turns)
+    finish(device)
+    assert waits[[0, 1, 3]].tolist() == [-7] * 3
+    if device.type == "cuda" or ops is reference:  # the interpreter has no clock
+        assert 0.04e9 < waits[2] < 60e9
+    else:
+        assert waits[2] == 0

@@ -66,11 +66,15 @@ def draws(rows: int) -> None:
 
 
 def masks(rows: int) -> None:
-    from pagewire.worker.ops.triton.masks import mask_logits
+    from pagewire.worker.ops.triton import masks
 
-    mask_logits(
-        meta(rows, 151936), meta(rows, dtype=torch.int32), meta(512, 4748, dtype=torch.int32)
-    )
+    slots, held = meta(rows, dtype=torch.int32), meta(512, 4768, dtype=torch.int32)
+    longs = meta(512, dtype=torch.int64)
+    masks.await_masks(longs, slots[:32], longs[:32])
+    masks.fetch_masks(held, slots[:32], held)
+    masks.begin_wait(longs[:1])
+    masks.end_wait(longs[:1], longs, slots)
+    masks.mask_logits(meta(rows, 151936), slots, held)
 
 
 def ends(rows: int) -> None:
@@ -156,6 +160,7 @@ def compile_cases() -> dict[str, list[dict]]:
     def count(launch: Launch) -> dict[str, int]:
         return {
             "wide_loads": sum(".v4" in line for line in loads(launch.ptx)),
+            "volatile_loads": launch.count("ld.volatile.global"),
             "async_copies": launch.count("cp.async.cg.shared.global"),
             "matrix_instructions": launch.count("wgmma.mma_async") + launch.count("mma.sync"),
             "waits": launch.count("griddepcontrol.wait"),
@@ -197,6 +202,9 @@ def test_loads_are_16_bytes_wide(case, launches):
             "_gather_kernel",
             "_locate_kernel",
             "_mask_kernel",
+            "_await_kernel",
+            "_begin_wait_kernel",
+            "_end_wait_kernel",
         )
         if launch["kernel"] not in small_tables_only:
             assert launch["wide_loads"] + launch["async_copies"] > 0, launch["kernel"]
@@ -216,6 +224,13 @@ def test_one_kernel_copies_blocks_either_way_16_bytes_at_a_time(launches):
     assert [launch["kernel"] for launch in copies] == ["_copy_kernel"] * 2
     # 4096 values of 2 bytes by 128 threads.
     assert [launch["wide_loads"] for launch in copies] == [4, 4]
+
+
+def test_masks_are_fetched_16_bytes_at_a_time(launches):
+    by_kernel = {launch["kernel"]: launch for launch in launches["masks"]}
+    # 1024 words of 4 bytes by 128 threads.
+    assert by_kernel["_fetch_kernel"]["wide_loads"] == 2
+    assert by_kernel["_await_kernel"]["volatile_loads"] > 0
 
 
 def test_skinny_gemms_run_on_tensor_cores(launches):

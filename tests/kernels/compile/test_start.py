@@ -33,6 +33,7 @@ from pagewire.packing import Int32Array
 from pagewire.worker.protocol.speculation.row_choice import RowCosts
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
 from pagewire.worker.protocol.steps.limits import Limits
+from pagewire.worker.protocol.steps.logprob_rows import LogprobRows
 from pagewire.worker.protocol.steps.slots import Slots
 from pagewire.worker.protocol.steps.step import Start, Step, StepPrefixGroup, StepSampling
 from support.kernels.clean_process import report_of
@@ -204,9 +205,15 @@ def plans(limits: Limits, costs: RowCosts | None) -> Iterator[DevicePlan]:
     yield plan
     none = np.zeros(1, np.int64)
     masks: Any = SimpleNamespace(
-        rows=ints(1), slots=ints(1), firsts=none, stamps=none, advance=lambda tokens: None
+        rows=ints(1),
+        slots=ints(1),
+        firsts=none,
+        stamps=none,
+        advance=lambda tokens: None,
+        compiles=lambda: False,
     )
     yield replace(plan, masks=masks)
+    yield replace(plan, masks=masks, logprobs=LogprobRows(ints(0), 5))
     yield planned(slots)
     chunk = {"prefill_slots": ints(3), "prefill_counts": ints(40)}
     plan = planned(slots, starts=(start(3, prompt_logprobs=3),), **chunk)

@@ -9,7 +9,7 @@ tensors are on both. The process must not have TRITON_INTERPRET.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,7 +25,6 @@ from triton.runtime.driver import driver
 from pagewire.config import WorkerConfig
 from pagewire.packing import Int32Array
 from pagewire.worker.ops import device as device_module
-from pagewire.worker.protocol.constraints.mask_memory import MaskMemory
 from pagewire.worker.startup.compile_pool import CompileJob
 from pagewire.worker.startup.compile_server import TargetDriver
 
@@ -123,17 +122,17 @@ class _Staging:
         assert fill.size == target.numel() <= self._size
 
 
-class _Gate:
-    """Stands in for `MaskGate`."""
+class _Results:
+    """Stands in for `ResultBuffers`, which needs pinned memory."""
 
-    def __init__(self, memory: MaskMemory, _: torch.device) -> None:
-        self.masks = torch.empty(memory.masks.shape, dtype=torch.int32, device=META)
+    def __init__(self, size: int) -> None:
+        self._size = size
 
-    def hold(self, _: Any) -> None:
-        pass
-
-    def release(self) -> None:
-        pass
+    def copy(self, results: Tensor) -> Callable[[], Int32Array]:
+        assert results.device == META
+        assert results.is_contiguous()
+        assert results.numel() <= self._size
+        return lambda: np.zeros(results.shape, np.int32)
 
 
 class _Graph:
@@ -194,7 +193,7 @@ def pretended(start: PretendedStart) -> Iterator[None]:
     from pagewire.worker.runtime.graphs import (
         backend,
         draft_passes,
-        masked_sampling,
+        mask_gate,
         mixed,
         shared_prefixes,
     )
@@ -248,11 +247,14 @@ def pretended(start: PretendedStart) -> Iterator[None]:
             (tuning, "_once", lambda run: 1.0 if run() is not None else 0.0),
             (eager.EagerBackend, "_to_host", _to_host),
             (backend.GraphBackend, "_capture", capture),
-            (masked_sampling, "MaskGate", _Gate),
+            (backend, "ResultBuffers", _Results),
+            (mask_gate.MaskGate, "_pin", lambda *_: None),
+            (mask_gate.MaskGate, "_beside", lambda _: nullcontext()),
+            (mask_gate.MaskGate, "_join", lambda _: None),
         ]
         uploading = (device_drafts, device_logprobs, device_slots, eager)
         replaced += [(module, "upload", _uploaded) for module in uploading]
-        staging = (backend, draft_passes, masked_sampling, mixed, shared_prefixes)
+        staging = (backend, draft_passes, mixed, shared_prefixes)
         replaced += [(module, "Staging", _Staging) for module in staging]
         for owner, name, replacement in replaced:
             stack.enter_context(patch.object(owner, name, replacement))

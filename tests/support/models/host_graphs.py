@@ -1,6 +1,7 @@
 """The graph backend on a CPU: its graphs are calls that run again when they are replayed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -9,11 +10,11 @@ from torch import Tensor
 
 from pagewire.packing import Int32Array
 from pagewire.worker.protocol.constraints.mask_memory import MaskMemory
-from pagewire.worker.protocol.constraints.slot_masks import StepMasks
 from pagewire.worker.runtime.eager import EagerBackend
 from pagewire.worker.runtime.graphs import backend as graphs
-from pagewire.worker.runtime.graphs import draft_passes, masked_sampling, mixed
-from pagewire.worker.runtime.graphs.backend import GraphBackend
+from pagewire.worker.runtime.graphs import draft_passes, mixed
+from pagewire.worker.runtime.graphs.backend import GraphBackend, Variant
+from pagewire.worker.runtime.graphs.mask_gate import MaskGate
 from pagewire.worker.runtime.timer import HostTimer
 from pagewire.worker.startup.loading import LoadedWorker
 
@@ -39,16 +40,27 @@ class CopiedAtOnce:
         target.view(-1).copy_(torch.from_numpy(fill.ravel()))
 
 
-class HostGate:
-    """Stands in for `MaskGate`: the host waits, and its masks are those of the device."""
+class CopiedResults:
+    """Stands in for `ResultBuffers`, which needs pinned memory."""
 
-    def __init__(self, memory: MaskMemory, _device: torch.device) -> None:
-        self.masks = torch.from_numpy(memory.masks)
+    def __init__(self, size: int) -> None:
+        self.size = size
 
-    def hold(self, step: StepMasks) -> None:
-        step.wait()
+    def copy(self, results: Tensor) -> Callable[[], Int32Array]:
+        assert results.numel() <= self.size
+        return results.clone().numpy
 
-    def release(self) -> None:
+
+class HostGate(MaskGate):
+    """A gate without streams: the host waits for masks when the step begins."""
+
+    def _pin(self, memory: MaskMemory) -> None:
+        pass
+
+    def _beside(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def _join(self) -> None:
         pass
 
 
@@ -64,9 +76,10 @@ class HostGraphBackend(GraphBackend):
 
 def with_host_graphs(monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadedWorker], LoadedWorker]:
     """What makes a loaded CPU worker run steps through the graph backend's code."""
-    for module in (graphs, mixed, masked_sampling, draft_passes):
+    for module in (graphs, mixed, draft_passes):
         monkeypatch.setattr(module, "Staging", CopiedAtOnce)
-    monkeypatch.setattr(masked_sampling, "MaskGate", HostGate)
+    monkeypatch.setattr(graphs, "ResultBuffers", CopiedResults)
+    monkeypatch.setattr(graphs, "MaskGate", HostGate)
     monkeypatch.setattr(graphs, "DeviceTimer", HostTimer)
     monkeypatch.setattr(graphs, "SharedPrefixes", lambda *_: None)
     monkeypatch.setattr(graphs, "SHARED_BUCKETS", ())
@@ -89,5 +102,7 @@ def with_host_graphs(monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadedWorker]
     return adapt
 
 
-def _unshared(variants: Callable[[GraphBackend], Any]) -> Callable[[GraphBackend], Any]:
-    return lambda backend: (variant for variant in variants(backend) if not variant[2])
+def _unshared(
+    variants: Callable[[GraphBackend], Iterator[Variant]],
+) -> Callable[[GraphBackend], Iterator[Variant]]:
+    return lambda backend: (variant for variant in variants(backend) if not variant.shared)

@@ -42,9 +42,10 @@ from pagewire.worker.runtime.upload import upload
 
 @dataclass(frozen=True, slots=True)
 class EagerHandle:
-    """A submitted step. On a GPU its tensors are pinned memory, valid after `timer.wait`."""
+    """A submitted step. On a GPU its results are pinned memory, valid after `timer.wait`."""
 
-    tokens: Tensor  # [rows] int32 on the host, FAILED for a row without a token
+    # Called once: [rows] int32, FAILED for a row without a token.
+    read: Callable[[], Int32Array]
     indices: Int32Array  # [rows]
     timer: HostTimer | DeviceTimer
     logprobs: PendingLogprobs | None
@@ -120,12 +121,14 @@ class EagerBackend:
             tokens, logprobs, prompt_logprobs, taken = self._compute(plan)
             tokens = self._to_host(tokens)
         timer.stop()
-        return EagerHandle(tokens, plan.sample_indices, timer, logprobs, prompt_logprobs, taken)
+        return EagerHandle(
+            tokens.numpy, plan.sample_indices, timer, logprobs, prompt_logprobs, taken
+        )
 
     def wait(self, handle: EagerHandle) -> Outcome:
         """See `Backend`."""
         seconds = handle.timer.wait()
-        tokens = handle.tokens.numpy()
+        tokens = handle.read()
         failures = tuple(
             RowFailure(int(row), non_finite(int(handle.indices[row])), retryable=False)
             for row in np.flatnonzero(tokens == FAILED)

@@ -1,6 +1,7 @@
 """Timers for the computation of a step, on the host or on the device."""
 
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -8,48 +9,45 @@ from pagewire.worker.ops.device import step_stream
 
 
 class HostTimer:
-    """Times work on the host, from construction to `stop`, without pauses."""
+    """Times work on the host, from construction or `restart` to `stop`."""
 
     def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Begins anew."""
+        self._waited = no_wait
         self._begin = time.perf_counter()
 
-    def pause(self) -> None:
-        """What follows is no work."""
-        self._paused = time.perf_counter()
-
-    def resume(self) -> None:
-        """The pause is over."""
-        self._begin += time.perf_counter() - self._paused
+    def leave_out(self, waited: Callable[[], float]) -> None:
+        """`waited` gives the seconds of the work that do not count, once it is done."""
+        self._waited = waited
 
     def stop(self) -> None:
         """Call when the work is done."""
         self._end = time.perf_counter()
 
     def wait(self) -> float:
-        """The seconds of work between construction and `stop`."""
-        return self._end - self._begin
+        """The seconds of work."""
+        return self._end - self._begin - self._waited()
 
 
 class DeviceTimer:
-    """Times work on the stream of steps that is queued between construction and `stop`.
-
-    What the stream does in a pause does not count.
-    """
+    """Times work on the stream of steps that is queued from construction or `restart` to `stop`."""
 
     def __init__(self) -> None:
-        self._pauses: list[torch.cuda.Event] = []  # the begin and end of each
         self._begin = torch.cuda.Event(enable_timing=True)
         self._end = torch.cuda.Event(enable_timing=True)
+        self.restart()
+
+    def restart(self) -> None:
+        """Begins anew, once `wait` has returned. To make events takes longer than a small copy."""
+        self._waited = no_wait
         self._begin.record(step_stream())
 
-    def pause(self) -> None:
-        """What is queued next is no work."""
-        self._pauses.append(torch.cuda.Event(enable_timing=True))
-        self._pauses[-1].record(step_stream())
-
-    def resume(self) -> None:
-        """The pause is over."""
-        self.pause()
+    def leave_out(self, waited: Callable[[], float]) -> None:
+        """`waited` gives the seconds of the work that do not count, once it is done."""
+        self._waited = waited
 
     def stop(self) -> None:
         """Call when all work is queued."""
@@ -58,6 +56,9 @@ class DeviceTimer:
     def wait(self) -> float:
         """Waits for the work; returns the seconds that it took on the device."""
         self._end.synchronize()
-        times = [self._begin, *self._pauses, self._end]
-        pairs = zip(times[::2], times[1::2], strict=True)
-        return sum(float(begin.elapsed_time(end)) for begin, end in pairs) / 1e3
+        return max(float(self._begin.elapsed_time(self._end)) / 1e3 - self._waited(), 0.0)
+
+
+def no_wait() -> float:
+    """Return 0 seconds: all of the work counts."""
+    return 0.0

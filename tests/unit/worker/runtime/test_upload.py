@@ -9,6 +9,7 @@ import torch
 
 from pagewire.config import WorkerConfig
 from pagewire.worker.errors import SetupError
+from pagewire.worker.ops.reference import ops as reference
 from pagewire.worker.protocol.constraints.mask_memory import MaskMemory
 from pagewire.worker.runtime import host_cache
 from pagewire.worker.runtime.graphs.mask_gate import MaskGate
@@ -27,7 +28,7 @@ def flags_in(error: Any) -> set[str]:
 
 def test_masks_that_cannot_be_pinned_name_their_flag() -> None:
     with pytest.raises(SetupError, match="memory, for masks of structured output, ") as made:
-        MaskGate(MaskMemory(4, 8), torch.device("cuda"))
+        MaskGate(reference, MaskMemory(4, 8), torch.device("cuda"))
     assert flags_in(made) == {"--num-slots"}
 
 

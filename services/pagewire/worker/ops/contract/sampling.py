@@ -112,6 +112,36 @@ class SamplingOps(Protocol):
                 of word `i // 32` is set if token `i` may come.
         """
 
+    def await_masks(self, ready: Tensor, mask_rows: Tensor, stamps: Tensor) -> None:
+        """Return, on the stream, once processes of the host have written all masks of some rows.
+
+        Args:
+            ready: `[slots]` int64, memory of the host: how far the mask of each slot is.
+            mask_rows: `[rows]` int32, the slot of each row; -1 for a row without a mask.
+            stamps: `[rows]` int64, how far the mask of each row must be.
+        """
+
+    def fetch_masks(self, host: Tensor, mask_rows: Tensor, masks: Tensor) -> None:
+        """Copy the masks of some rows to the device.
+
+        Args:
+            host: `[slots, words]` int32, memory of the host. `words` is a multiple of 16.
+            mask_rows: `[rows]` int32, as in `await_masks`.
+            masks: `[slots, words]` int32, written in place.
+        """
+
+    def begin_wait(self, began: Tensor) -> None:
+        """Note the time, in nanoseconds, in `began [1]` int64."""
+
+    def end_wait(self, began: Tensor, waits: Tensor, turns: Tensor) -> None:
+        """Note how long ago `begin_wait` was, in nanoseconds.
+
+        Args:
+            began: `[1]` int64, as `begin_wait` left it.
+            waits: `[turns]` int64, memory of the host, of which one element is written.
+            turns: `[rows]` int32, the first of which is the index of that element.
+        """
+
     def logprobs(
         self, logits: Tensor, tokens: Tensor, k: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

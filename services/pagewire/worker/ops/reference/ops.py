@@ -47,6 +47,10 @@ from pagewire.worker.ops.reference.quantized import scaled_linear_add as scaled_
 from pagewire.worker.ops.reference.quantized import silu_mul_quantize as silu_mul_quantize
 from pagewire.worker.ops.reference.rope import norm_qkv_rope_kv_write as norm_qkv_rope_kv_write
 from pagewire.worker.ops.reference.rope import qk_norm_rope_kv_write as qk_norm_rope_kv_write
+from pagewire.worker.ops.reference.sampling import await_masks as await_masks
+from pagewire.worker.ops.reference.sampling import begin_wait as begin_wait
+from pagewire.worker.ops.reference.sampling import end_wait as end_wait
+from pagewire.worker.ops.reference.sampling import fetch_masks as fetch_masks
 from pagewire.worker.ops.reference.sampling import logprobs as logprobs
 from pagewire.worker.ops.reference.sampling import mask_logits as mask_logits
 from pagewire.worker.ops.reference.sampling import sample as sample

@@ -18,6 +18,8 @@ worker.
 
 from __future__ import annotations
 
+import time
+
 import torch
 from torch import Tensor
 
@@ -72,6 +74,26 @@ def mask_logits(logits: Tensor, mask_rows: Tensor, masks: Tensor) -> None:
     allowed = (given[..., None] >> bits) & 1  # [n, bytes, 8], little-endian
     excluded = allowed.flatten(1)[:, : logits.shape[1]] == 0
     logits[rows] = logits[rows].masked_fill_(excluded, -torch.inf)
+
+
+def await_masks(ready: Tensor, mask_rows: Tensor, stamps: Tensor) -> None:
+    rows = mask_rows >= 0
+    slots, wanted = mask_rows[rows].to(ready.device), stamps[rows].to(ready.device)
+    while bool((ready[slots] < wanted).any()):
+        time.sleep(1e-5)
+
+
+def fetch_masks(host: Tensor, mask_rows: Tensor, masks: Tensor) -> None:
+    slots = mask_rows[mask_rows >= 0]
+    masks[slots] = host[slots.to(host.device)].to(masks.device)
+
+
+def begin_wait(began: Tensor) -> None:
+    began[0] = time.perf_counter_ns()
+
+
+def end_wait(began: Tensor, waits: Tensor, turns: Tensor) -> None:
+    waits[int(turns[0])] = time.perf_counter_ns() - int(began[0])
 
 
 def in_groups(scores: Tensor) -> Tensor:

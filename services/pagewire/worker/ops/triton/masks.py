@@ -1,15 +1,23 @@
-"""Masks of constrained rows. Nothing is read of the logits: excluded tokens get -inf."""
+"""Masks of constrained rows: awaited, fetched from the host, and applied.
+
+Of the logits nothing is read: excluded tokens get -inf. While one small program waits for the
+host, all multiprocessors are free for the layers, which run beside it.
+"""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import globaltimer
 
-from pagewire.worker.ops.integers import cdiv
+from pagewire.worker.ops.integers import cdiv, next_power_of_2
 
 CHUNK = 4096
 WARPS = 4
+
+# Words that a program copies: each of its threads reads 16 bytes twice over the bus.
+PIECE = 1024
 
 
 # Values of `mask_rows` are loaded one by one, so their alignment does not matter: compiled once.
@@ -51,3 +59,98 @@ def mask_logits(logits: Tensor, mask_rows: Tensor, masks: Tensor) -> None:
         CHUNK=CHUNK,
         num_warps=WARPS,
     )
+
+
+@triton.jit(
+    do_not_specialize=["rows"], do_not_specialize_on_alignment=["mask_rows_ptr", "stamps_ptr"]
+)
+def _await_kernel(
+    ready_ptr,  # [slots], memory of the host
+    mask_rows_ptr,  # [rows]
+    stamps_ptr,  # [rows]
+    rows,
+    ROWS: tl.constexpr,
+):
+    """Wait until the slots of all rows are ready. There is one program.
+
+    What it waits for is written by processes of the host, not by other programs.
+    """
+    row = tl.arange(0, ROWS)
+    slots = tl.load(mask_rows_ptr + row, mask=row < rows, other=-1)
+    masked = slots >= 0
+    stamps = tl.load(stamps_ptr + row, mask=masked, other=0)
+    late = 1
+    while late > 0:
+        # Volatile: loaded anew each time.
+        reached = tl.load(ready_ptr + slots, mask=masked, other=0, volatile=True)
+        late = tl.sum((masked & (reached < stamps)).to(tl.int32), 0)
+
+
+def await_masks(ready: Tensor, mask_rows: Tensor, stamps: Tensor) -> None:
+    rows = len(mask_rows)
+    _await_kernel[(1,)](
+        ready, mask_rows, stamps, rows, ROWS=max(next_power_of_2(rows), 32), num_warps=1
+    )
+
+
+@triton.jit(do_not_specialize_on_alignment=["mask_rows_ptr"])
+def _fetch_kernel(
+    host_ptr,  # [slots, words], memory of the host
+    mask_rows_ptr,  # [rows]
+    masks_ptr,  # [slots, words]
+    words,
+    PIECE: tl.constexpr,
+):
+    """Copy one piece of the mask of one row. The grid is `[rows, pieces]`."""
+    slot = tl.load(mask_rows_ptr + tl.program_id(0)).to(tl.int64)
+    if slot < 0:
+        return
+    columns = tl.program_id(1) * PIECE + tl.arange(0, PIECE)
+    known = columns < words
+    # What a cache has of the host's memory may be of an earlier step.
+    mask = tl.load(host_ptr + slot * words + columns, mask=known, cache_modifier=".cv")
+    tl.store(masks_ptr + slot * words + columns, mask, mask=known)
+
+
+def fetch_masks(host: Tensor, mask_rows: Tensor, masks: Tensor) -> None:
+    words = host.shape[1]
+    assert masks.shape[1] == words
+    assert words % 16 == 0  # so that 16 bytes are loaded at once
+    _fetch_kernel[(len(mask_rows), cdiv(words, PIECE))](
+        host, mask_rows, masks, words, PIECE=PIECE, num_warps=WARPS
+    )
+
+
+@triton.jit
+def _now(INTERPRETED: tl.constexpr):
+    """Return the nanoseconds of the device's clock; 0 in the interpreter, which has none."""
+    if INTERPRETED:
+        return tl.full((), 0, tl.int64)
+    else:
+        return globaltimer()
+
+
+@triton.jit
+def _begin_wait_kernel(began_ptr, INTERPRETED: tl.constexpr):
+    """Note the time."""
+    tl.store(began_ptr, _now(INTERPRETED))
+
+
+def begin_wait(began: Tensor) -> None:
+    _begin_wait_kernel[(1,)](began, INTERPRETED=began.device.type == "cpu", num_warps=1)
+
+
+@triton.jit(do_not_specialize_on_alignment=["turns_ptr"])
+def _end_wait_kernel(
+    began_ptr,
+    waits_ptr,  # [turns], memory of the host
+    turns_ptr,  # [rows]
+    INTERPRETED: tl.constexpr,
+):
+    """Note how long ago `_begin_wait_kernel` ran, at the index that is the first of `turns`."""
+    waited = _now(INTERPRETED) - tl.load(began_ptr)
+    tl.store(waits_ptr + tl.load(turns_ptr), waited)
+
+
+def end_wait(began: Tensor, waits: Tensor, turns: Tensor) -> None:
+    _end_wait_kernel[(1,)](began, waits, turns, INTERPRETED=began.device.type == "cpu", num_warps=1)

@@ -24,6 +24,9 @@ MESSAGE_BYTES = 4096
 MAX_PROCESSES = 64
 TOKEN_STEPS = 16  # whose tokens have a place at the same time
 
+# Each mask begins at a multiple of so many words, 128 bytes: what a device reads at once.
+ALIGNED_WORDS = 32
+
 _PAGE = 4096
 
 
@@ -50,7 +53,7 @@ class MaskMemory:
     def __init__(self, slots: int, words: int, fd: int | None = None) -> None:
         """`words` of 32 bits a mask. `fd` is the memory of another process; None: allocates."""
         layout: dict[str, tuple[tuple[int, ...], type[np.generic]]] = {
-            "masks": ((slots, words), np.int32),
+            "masks": ((slots, words + -words % ALIGNED_WORDS), np.int32),
             "ready": ((slots,), np.int64),
             "taken": ((slots,), np.int64),
             "failed": ((slots,), np.int64),
@@ -74,8 +77,9 @@ class MaskMemory:
         self.bytes: NDArray[np.uint8] = np.frombuffer(memory, np.uint8)  # all of it
         for (name, (shape, kind)), begin in zip(layout.items(), begins[:-1], strict=True):
             arrays[name] = np.frombuffer(memory, kind, prod(shape), begin).reshape(shape)
-        # The masks, and the stamp of the token that each is for.
-        self.masks: NDArray[np.int32] = arrays["masks"]  # [slots, words]
+        # The masks, and the stamp of the token that each is for. A device copies `padded_masks`.
+        self.padded_masks: NDArray[np.int32] = arrays["masks"]  # [slots, words or a little more]
+        self.masks: NDArray[np.int32] = self.padded_masks[:, :words]  # [slots, words]
         self.ready: NDArray[np.int64] = arrays["ready"]  # [slots]
         # The text that must come next, as tokens; and the stamp of the first of them.
         self.forced: NDArray[np.int32] = arrays["forced"]  # [slots, MAX_FORCED]

@@ -69,8 +69,18 @@ class SlotMasks:
             slots: `[n]`, their slots.
             indices: `[n]`, the indices of their tokens in the outputs.
         """
-        firsts = self._generations[slots] << 32  # `stamp`, of index 0
-        return StepMasks(self, rows, slots, firsts, firsts + indices)
+        of = self.of_rows(rows, slots)
+        return StepMasks(self, rows, slots, of.firsts, of.sent, of.firsts + indices)
+
+    def of_rows(self, rows: Int32Array, slots: Int32Array) -> "MaskedRows":
+        """The constrained sampling rows `[n]` of steps, whose slots are `slots [n]`.
+
+        They are the same for all steps with these rows, as long as no slot gets a new sequence.
+        """
+        generations = self._generations[slots]
+        sent = np.empty((len(slots), 3), np.int32)
+        sent[:, 0], sent[:, 1], sent[:, 2] = slots, generations, -1
+        return MaskedRows(self, rows, slots, generations << 32, sent)
 
     def wait(self, step: "StepMasks") -> None:
         """See `StepMasks.wait`."""
@@ -134,7 +144,9 @@ class SlotMasks:
 
     def advance(self, step: "StepMasks", tokens: Int32Array) -> None:
         """Computes the masks after `tokens [n]`, one for each row of `step`."""
-        self._processes.advance(_rows(step.slots, step.firsts >> 32, tokens))
+        rows = step.sent.copy()
+        rows[:, 2] = tokens
+        self._processes.advance(rows)
 
     def abandon(self, step: "StepMasks") -> None:
         """See `StepMasks.abandon`."""
@@ -148,20 +160,27 @@ class SlotMasks:
 
     def _give_up(self, step: "StepMasks", rows: NDArray[np.intp]) -> None:
         """Lets later steps draw any token for some rows of `step`: none of them will be used."""
-        slots, generations = step.slots[rows], step.firsts[rows] >> 32
-        for slot, generation in zip(slots.tolist(), generations.tolist(), strict=True):
+        sent = step.sent[rows]
+        for slot, generation, _ in sent.tolist():
             if self._generations[slot] == generation:
                 self._given_up[slot] = last_stamp(generation)
-        self._processes.advance(_rows(slots, generations, np.int32(-1)))
+        self._processes.advance(sent)
 
 
-def _rows(
-    slots: Int32Array, generations: NDArray[np.int64], tokens: Int32Array | np.int32
-) -> Int32Array:
-    """See `MaskProcesses.advance`."""
-    rows = np.empty((len(slots), 3), np.int32)
-    rows[:, 0], rows[:, 1], rows[:, 2] = slots, generations, tokens
-    return rows
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskedRows:
+    """The constrained sampling rows of a step, and of later ones with the same rows."""
+
+    owner: SlotMasks
+    rows: Int32Array  # [n], ascending
+    slots: Int32Array  # [n], the rows of `StepMasks.words` that have their masks
+    firsts: NDArray[np.int64]  # [n], the stamps of the first tokens of the sequences
+    sent: Int32Array  # [n, 3], what gives up the sequences, see `MaskProcesses.advance`
+
+    def at(self, indices: Int32Array) -> "StepMasks":
+        """The masks of a step; `indices` of the tokens of all sampling rows in their outputs."""
+        stamps = self.firsts + indices[self.rows]
+        return StepMasks(self.owner, self.rows, self.slots, self.firsts, self.sent, stamps)
 
 
 @dataclass(slots=True, eq=False)
@@ -172,6 +191,7 @@ class StepMasks:
     rows: Int32Array  # [n], ascending
     slots: Int32Array  # [n], the rows of `words` that have their masks
     firsts: NDArray[np.int64]  # [n], the stamps of the first tokens of the sequences
+    sent: Int32Array  # [n, 3], see `MaskedRows`
     stamps: NDArray[np.int64]  # [n], of the tokens that the masks are for
     failures: list[MaskFailure] = field(default_factory=list)
     _lock: Lock = field(default_factory=Lock)

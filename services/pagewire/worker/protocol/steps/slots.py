@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagewire.packing import Int32Array
-from pagewire.worker.protocol.constraints.slot_masks import SlotMasks, StepMasks
+from pagewire.worker.protocol.constraints.slot_masks import MaskedRows, SlotMasks, StepMasks
 from pagewire.worker.protocol.speculation.row_choice import RowCosts
 from pagewire.worker.protocol.steps.checks import check_step
 from pagewire.worker.protocol.steps.device_drafts import DeviceDrafts
@@ -97,6 +97,9 @@ class Slots:
         self._room = np.zeros(n, np.int32)  # tokens that fit into the blocks and max_model_len
         self._filtered = np.zeros(n, np.bool_)
         self._constrained = np.zeros(n, np.bool_)
+        # The constrained rows of a step, and the slots of that step; None: not known.
+        self._masked_of: Int32Array | None = None
+        self._masked_rows: MaskedRows
         self._logprobs = np.full(n, _NO_LOGPROBS, np.int8)  # likeliest tokens to return
         # For prompt tokens: the likeliest tokens to return, and the positions of the first row that
         # gives a log probability and of the row behind the last one.
@@ -234,6 +237,7 @@ class Slots:
         num_top = start.sampling.logprobs
         self._logprobs[slot] = _NO_LOGPROBS if num_top is None else num_top
         self._constrained[slot] = start.constraint is not None
+        self._masked_of = None
         if start.constraint is not None and self._masks is not None:
             prompt = len(start.token_ids) - start.num_generated
             known = start.token_ids
@@ -252,10 +256,15 @@ class Slots:
 
     def _step_masks(self, slots: Int32Array, indices: Int32Array) -> StepMasks | None:
         """The masks of the constrained sampling rows; None if there are none."""
-        if self._masks is None or not (constrained := self._constrained[slots]).any():
+        if self._masks is None:
             return None
-        rows = np.flatnonzero(constrained).astype(np.int32)
-        return self._masks.of_step(rows, slots[rows], indices[rows])
+        # Steady decode steps have the same array of slots.
+        if slots is not self._masked_of:
+            constrained = np.flatnonzero(self._constrained[slots]).astype(np.int32)
+            self._masked_rows = self._masks.of_rows(constrained, slots[constrained])
+            self._masked_of = slots
+        masked = self._masked_rows
+        return masked.at(indices) if len(masked.rows) else None
 
     def _set_blocks(self, slots: int | Int32Array, counts: int | Int32Array) -> None:
         self._num_blocks[slots] = counts

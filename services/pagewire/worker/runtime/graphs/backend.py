@@ -1,12 +1,13 @@
 """The graph backend: a decode step is one copy to the device and one CUDA graph launch.
 
-Steps with prefill chunks take two of each, see `mixed.py`. For a step with constrained rows
-there are graphs that end with the logits, see `masked_sampling.py` for what follows.
+Steps with prefill chunks take two of each, see `mixed.py`. For steps with constrained rows there
+are graphs that wait for masks, see `mask_gate.py`.
 """
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -40,11 +41,11 @@ from pagewire.worker.runtime.eager import EagerBackend, EagerHandle
 from pagewire.worker.runtime.graphs.draft_passes import DraftPasses
 from pagewire.worker.runtime.graphs.drafts import DraftedHandle, offsets, outcome, places
 from pagewire.worker.runtime.graphs.eagle_passes import passes_of
-from pagewire.worker.runtime.graphs.masked_sampling import NUM_INPUTS as NUM_SAMPLING_INPUTS
-from pagewire.worker.runtime.graphs.masked_sampling import MaskedSampling
+from pagewire.worker.runtime.graphs.mask_gate import NUM_INPUTS as NUM_MASK_INPUTS
+from pagewire.worker.runtime.graphs.mask_gate import MaskGate
 from pagewire.worker.runtime.graphs.mixed import CapturedStep, MixedGraphs
 from pagewire.worker.runtime.graphs.shared_prefixes import SharedPrefixes
-from pagewire.worker.runtime.graphs.staging import Staging, pack_writes
+from pagewire.worker.runtime.graphs.staging import ResultBuffers, Staging, pack_writes
 from pagewire.worker.runtime.timer import DeviceTimer
 
 # Rows of the largest step with drafts. Larger ones are bound by computing, not by reading weights,
@@ -52,11 +53,23 @@ from pagewire.worker.runtime.timer import DeviceTimer
 MAX_DRAFTED_ROWS = 512
 # With more rows of a prompt, the head has the same kernels as the bodies of mixed steps.
 MAX_PROMPT_ROWS = 512
-# Values of a row behind which those for the sampling of constrained rows begin: a multiple of four,
-# so that kernels find both aligned alike.
-SAMPLING_INPUTS = -(-NUM_INPUTS // 4) * 4
+# Values of a row behind which those for masks begin: a multiple of four, so that kernels find both
+# aligned alike.
+MASK_INPUTS = -(-NUM_INPUTS // 4) * 4
+# Timers that are used again; more than steps are in flight.
+KEPT_TIMERS = 64
 # Numbers of rows for which steps with shared prefixes are captured.
 SHARED_BUCKETS = (8, 16, *range(32, 1024, 32))
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A kind of decode step that a graph is captured for."""
+
+    rows: int
+    filtered: bool  # whether any row is filtered, see `DevicePlan`
+    shared: bool = False  # whether rows share prefixes
+    masked: bool = False  # whether any row is constrained
 
 
 class GraphBackend(EagerBackend):
@@ -78,13 +91,13 @@ class GraphBackend(EagerBackend):
         # Rows of decode steps, of which drafts take some.
         self._decode_buckets = decode_buckets(limits)
         most_rows = self._decode_buckets[-1]
-        # Behind the inputs of a step are those of its sampling, if it has constrained rows.
-        size = (SAMPLING_INPUTS + NUM_SAMPLING_INPUTS) * most_rows
+        size = (MASK_INPUTS + NUM_MASK_INPUTS) * most_rows
         self._staging = Staging(size)
         self._inputs = torch.zeros(size, dtype=torch.int32, device=self.device)
-        # Keys: number of rows, whether any row is filtered (see `DevicePlan`) or None for a graph
-        # that does not sample, whether rows share prefixes.
-        self._captured: dict[tuple[int, bool | None, bool], CapturedStep] = {}
+        values = 1 if self._slots.history is None else NUM_RESULTS
+        self._results = ResultBuffers(values * most_rows)
+        self._captured: dict[Variant, CapturedStep] = {}
+        self._timers: deque[DeviceTimer] = deque(maxlen=KEPT_TIMERS)  # of steps that are done
         self._shared_buckets: list[int] = []
         self._shared: SharedPrefixes | None = None
         if self.prefix_groups:
@@ -94,7 +107,7 @@ class GraphBackend(EagerBackend):
         # All graphs write their logits here: valid until the next replay, for log probabilities.
         embedding = decoder.weights.embedding
         self._logits = embedding.new_empty(most_rows, decoder.config.vocab_size)
-        # Graphs that do not sample write the input of the head here.
+        # Those with constrained rows write the input of the head here.
         self._last_hidden = embedding.new_empty(most_rows, embedding.shape[1])
         # The passes of a draft model or a head, which run before decode steps.
         self._passes: DraftPasses | None = None
@@ -107,6 +120,8 @@ class GraphBackend(EagerBackend):
                 self._buckets,
                 self._decode_buckets,
             )
+        assert self.mask_memory is not None
+        self._gate = MaskGate(decoder.ops, self.mask_memory, self.device)
         self._mixed = MixedGraphs(
             decoder,
             self._slots,
@@ -115,19 +130,9 @@ class GraphBackend(EagerBackend):
             self._buckets,
             self._logits,
             self._last_hidden,
+            self._gate,
             self._passes,
         )
-        self._masked = MaskedSampling(
-            decoder.ops,
-            self._slots,
-            limits,
-            self._decode_buckets,
-            self._logits,
-            self._last_hidden,
-            self._inputs,
-            SAMPLING_INPUTS,
-        )
-        self.mask_memory = self._masked.memory
         # Graphs run one after another, so they can share a memory pool.
         self._pool = torch.cuda.graph_pool_handle()
 
@@ -138,7 +143,7 @@ class GraphBackend(EagerBackend):
         """
         with torch.inference_mode():
             passes = () if self._passes is None else self._passes.runs()
-            for run in (*self._mixed.runs(), *self._runs(), *self._masked.runs(), *passes):
+            for run in (*self._mixed.runs(), *self._runs(), *passes):
                 run()
         if self._host is not None:
             scratch = np.zeros(1, np.int32)
@@ -149,13 +154,12 @@ class GraphBackend(EagerBackend):
         """Captures every graph, largest first, and measures. Kernels must be loaded before."""
         with torch.inference_mode():
             self._mixed.capture(self._capture)
-            self._masked.capture(self._capture)
             if self._passes is not None:
                 self._passes.capture(self._capture)
-            for rows, filtered, shared in self._variants():
-                graph, tokens = self._capture(partial(self._decode, rows, filtered, shared))
-                inputs = self._rows(rows)
-                self._captured[rows, filtered, shared] = CapturedStep(graph, inputs, tokens)
+            for variant in self._variants():
+                graph, tokens = self._capture(partial(self._decode, variant))
+                inputs = self._rows(variant.rows)
+                self._captured[variant] = CapturedStep(graph, inputs, tokens)
         for width in WIDTHS:
             plan = dummy_plan(self.limits, decodes=1, chunks=0, chunk_length=0, num_top=width)
             self.wait(self.submit(plan))
@@ -170,39 +174,50 @@ class GraphBackend(EagerBackend):
         """See `Backend`."""
         if not plan.num_decodes and plan.chunks is None:
             return super().submit(plan)  # nothing to compute
-        timer, prompt_logprobs = DeviceTimer(), None
+        timer, prompt_logprobs = self._timer(), None
         with torch.inference_mode():
             if plan.chunks is not None:
                 self._apply(plan)
-                launched = self._mixed.launch(plan, plan.chunks)
+                launched = self._mixed.launch(plan, plan.chunks, timer)
                 # Launched one by one after the graphs, which leave residual stream and queries.
                 prompt_logprobs = self._prompt_logprobs(
                     self._mixed.residual, self._mixed.queries, plan
                 )
             else:
-                launched = self._launch_decode(plan)
-            tokens, logits = self._sampled(plan, launched, timer)
+                launched = self._launch_decode(plan, timer)
+            tokens, logits = self._sampled(plan, launched)
             drawn = tokens if self._slots.history is None else tokens[TOKENS]
             logprobs = self._logprobs(logits, drawn, plan.logprobs)
-            results, tokens = tokens, self._to_host(tokens)
+            read = self._results.copy(tokens)
             timer.stop()
             if self._passes is not None and launched is not None:
-                self._passes.follow(results)  # no result waits for it
+                self._passes.follow(tokens)  # no result waits for it
         indices = plan.sample_indices
         if self._slots.history is None:
-            return EagerHandle(tokens, indices, timer, logprobs, prompt_logprobs)
-        return DraftedHandle(tokens, indices, timer, logprobs, prompt_logprobs, plan=plan)
+            return EagerHandle(read, indices, timer, logprobs, prompt_logprobs)
+        return DraftedHandle(read, indices, timer, logprobs, prompt_logprobs, plan=plan)
 
     def wait(self, handle: EagerHandle) -> Outcome:
         """See `Backend`."""
-        if not isinstance(handle, DraftedHandle):
-            return super().wait(handle)
-        handle.timer.wait()
-        return outcome(handle)
+        if isinstance(handle, DraftedHandle):
+            handle.timer.wait()
+            result = outcome(handle)
+        else:
+            result = super().wait(handle)
+        if isinstance(handle.timer, DeviceTimer):
+            self._timers.append(handle.timer)
+        return result
 
-    def _sampled(
-        self, plan: DevicePlan, launched: CapturedStep | None, timer: DeviceTimer
-    ) -> tuple[Tensor, Tensor]:
+    def _timer(self) -> DeviceTimer:
+        """A timer that has begun."""
+        try:
+            timer = self._timers.popleft()
+        except IndexError:
+            return DeviceTimer()
+        timer.restart()
+        return timer
+
+    def _sampled(self, plan: DevicePlan, launched: CapturedStep | None) -> tuple[Tensor, Tensor]:
         """The tokens `[rows]` int32 of a step, and the model's logits of its rows or of more.
 
         The next step overwrites them. With a history, the results `[5, rows or more]` instead.
@@ -212,22 +227,21 @@ class GraphBackend(EagerBackend):
             return nothing if self._slots.history is None else nothing.view(NUM_RESULTS, 0), (
                 self._logits
             )
-        tokens, unmasked = launched.tokens, self._logits
-        if plan.masks is not None:
-            rows, copied = launched.inputs.shape[1], plan.chunks is None
-            tokens, unmasked = self._masked.launch(plan, rows, timer, copied)
+        tokens = launched.tokens
+        if plan.masks is not None and plan.logprobs is not None:
+            rows = launched.inputs.shape[1]
+            self._decoder.logits(self._last_hidden[:rows], out=self._logits[:rows])
         if self._slots.history is not None:
-            return tokens, unmasked
-        return tokens[: len(plan.sample_slots)], unmasked
+            return tokens, self._logits
+        return tokens[: len(plan.sample_slots)], self._logits
 
-    def _launch_decode(self, plan: DevicePlan) -> CapturedStep:
-        """Queues a decode step; without its sampling if it has constrained rows."""
-        decodes = plan.num_decodes
-        filtered = plan.filtered if plan.masks is None else None
-        groups = plan.groups if plan.masks is None and self._shared is not None else ()
+    def _launch_decode(self, plan: DevicePlan, timer: DeviceTimer) -> CapturedStep:
+        """Queues a decode step."""
+        decodes, masked = plan.num_decodes, plan.masks is not None
+        groups = () if masked or self._shared is None else plan.groups
         buckets = self._shared_buckets if groups else self._decode_buckets
         rows = buckets[bisect_left(buckets, decodes)]
-        captured = self._captured[rows, filtered, bool(groups)]
+        captured = self._captured[Variant(rows, plan.filtered, bool(groups), masked)]
         if groups and self._shared is not None:
             self._shared.copy(groups, plan.decode_slots, rows)
         writes, fitting = plan.writes, rows
@@ -240,25 +254,25 @@ class GraphBackend(EagerBackend):
             self._passes.launch(plan, writes)
         packed = self._pack(plan, rows, writes)
         if plan.masks is not None:
-            gap = np.zeros((SAMPLING_INPUTS - NUM_INPUTS, rows), np.int32)
-            packed = np.concatenate((packed, gap, self._masked.pack(plan, rows)))
+            self._gate.pack(packed[MASK_INPUTS:], plan.masks, timer)
         self._staging.copy_to(self._inputs[: packed.size], packed)
         captured.graph.replay()
         return captured
 
-    def _variants(self) -> Iterator[tuple[int, bool | None, bool]]:
+    def _variants(self) -> Iterator[Variant]:
         """The keys of `_captured`, largest first.
 
         Steps with constrained rows do not use shared prefixes, which would double their graphs.
         """
         for rows in reversed(self._shared_buckets):
-            yield from ((rows, filtered, True) for filtered in (True, False))
+            yield from (Variant(rows, filtered, shared=True) for filtered in (True, False))
         for rows in reversed(self._decode_buckets):
-            yield from ((rows, filtered, False) for filtered in (True, False, None))
+            for masked in (False, True):
+                yield from (Variant(rows, filtered, masked=masked) for filtered in (True, False))
 
     def _runs(self) -> Iterator[Callable[[], Tensor]]:
         """Functions that run every decode step and log probability width once."""
-        yield from (partial(self._decode, *variant) for variant in self._variants())
+        yield from (partial(self._decode, variant) for variant in self._variants())
         longest = min(self.limits.max_num_batched_tokens, self.limits.max_model_len)
         for width in WIDTHS:
             rows = LogprobRows(np.zeros(1, np.int32), width)
@@ -280,6 +294,11 @@ class GraphBackend(EagerBackend):
         """The input buffer of a decode step of `rows` rows, `[NUM_INPUTS, rows]`."""
         return self._inputs[: NUM_INPUTS * rows].view(NUM_INPUTS, rows)
 
+    def _mask_rows(self, rows: int) -> Tensor:
+        """Its inputs for masks, `[NUM_MASK_INPUTS, rows]`."""
+        begin, size = MASK_INPUTS * rows, NUM_MASK_INPUTS * rows
+        return self._inputs[begin : begin + size].view(NUM_MASK_INPUTS, rows)
+
     def _capture(self, run: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         """Captures `run`; returns the graph and the tensor that `run` returned."""
         graph = torch.cuda.CUDAGraph()
@@ -287,13 +306,15 @@ class GraphBackend(EagerBackend):
             out = run()
         return graph, out
 
-    def _decode(self, rows: int, filtered: bool | None, shared: bool) -> Tensor:
+    def _decode(self, variant: Variant) -> Tensor:
         """A whole decode step, from the slots' last tokens to the next ones, `[rows]` int32.
 
-        With a history it gives the results `[5, rows]`. With `filtered` None it ends with the
-        logits, and returns the input of the head.
+        With a history it gives the results `[5, rows]`.
         """
+        rows, filtered = variant.rows, variant.filtered
         ops, state, inputs = self._decoder.ops, self._slots, self._rows(rows)
+        if variant.masked:
+            self._gate.begin(self._mask_rows(rows))
         slots, positions = inputs[SLOTS], inputs[POSITIONS]
         embedding, located = self._decoder.weights.embedding, None
         if state.history is None:
@@ -312,15 +333,16 @@ class GraphBackend(EagerBackend):
             num_decodes=len(slots),
             decode_lengths=lengths,
             prefill=None,
-            shared=self._shared.items(rows) if shared and self._shared is not None else None,
+            shared=self._shared.items(rows) if variant.shared and self._shared else None,
             inputs=None if self._passes is None else self._passes.layer_inputs(),
         )
         hidden = self._decoder.layers(residual, batch, self._cache, state.block_tables)
         if self._passes is not None:
             self._passes.after_decode(batch, inputs[PLACES])
-        logits = self._decoder.logits(hidden, out=self._logits[: len(slots)])
-        if filtered is None:
-            return self._last_hidden[: len(slots)].copy_(hidden)
+        logits = self._decoder.logits(hidden, out=self._logits[:rows])
+        if variant.masked:
+            self._last_hidden[:rows].copy_(hidden)
+            self._gate.end(logits, self._mask_rows(rows))
         if located is not None:
             return state.sample_drafted(ops, logits, hidden, located, inputs[PLACES], filtered)
         return state.sample(ops, logits, hidden, slots, inputs[INDICES], filtered)
@@ -329,7 +351,7 @@ class GraphBackend(EagerBackend):
         """The time that rows of decode steps take; all of them are padding."""
         token_bytes = self._cache.nbytes / (self.limits.num_blocks * self.limits.block_size)
         steps = {
-            rows: self._captured[rows, False, False].graph.replay for rows in self._decode_buckets
+            rows: self._captured[Variant(rows, False)].graph.replay for rows in self._decode_buckets
         }
         with torch.inference_mode():
             self._inputs.zero_()
@@ -341,8 +363,12 @@ class GraphBackend(EagerBackend):
             )
 
     def _pack(self, plan: DevicePlan, rows: int, writes: TableWrites | None) -> Int32Array:
-        """The inputs `[NUM_INPUTS, rows]` of a plan, padded with rows of the padding slot."""
-        packed = np.zeros((NUM_INPUTS, rows), np.int32)
+        """The inputs of a plan, padded with rows of the padding slot.
+
+        `[NUM_INPUTS, rows]`, or more with space for those of masks.
+        """
+        inputs = NUM_INPUTS if plan.masks is None else MASK_INPUTS + NUM_MASK_INPUTS
+        packed = np.zeros((inputs, rows), np.int32)
         decodes = plan.num_decodes
         packed[SLOTS, :decodes] = plan.decode_slots
         packed[SLOTS, decodes:] = self.limits.padding_slot

@@ -23,7 +23,7 @@ DRAFTER = np.array(
 
 @dataclass(frozen=True, slots=True)
 class DraftedHandle(EagerHandle):
-    """A submitted step of such a worker. `tokens` are the results `[5, rows or more]`."""
+    """A submitted step of such a worker. It reads the results `[5, rows or more]`."""
 
     plan: DevicePlan | None = None
 
@@ -46,7 +46,7 @@ def outcome(handle: DraftedHandle) -> Outcome:
     plan = handle.plan
     assert plan is not None
     rows = len(plan.sample_slots)
-    results = handle.tokens.numpy()[:, :rows]
+    results = handle.read()[:, :rows]
     firsts = first_rows(plan)
     tokens = results[TOKENS]
     failures = tuple(

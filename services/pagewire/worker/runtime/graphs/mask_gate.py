@@ -1,113 +1,113 @@
 """Lets the device wait for masks, so that the host need not: steps behind them are launched ahead.
 
-In a stream of its own the device waits, by the driver's stream memory operations, until the stamps
-in the host's memory are those of the step's tokens, see `MaskMemory`; then it copies the masks. No
-thread of the worker takes part, so the interpreter's lock delays no mask.
+A captured step with constrained rows has a branch beside its layers. There one small kernel looks
+at the stamps in the host's memory until they are those of the step's tokens, see `MaskMemory`, and
+another one copies the masks. No thread of the worker takes part, so the interpreter's lock delays
+no mask, and to launch such a step takes no call more than another one.
 """
 
 from __future__ import annotations
 
-import ctypes
 import weakref
-from functools import cache, cached_property
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property, partial
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
 from pagewire.lifecycle.process import end_process
 from pagewire.packing import Int32Array
-from pagewire.worker.ops.device import step_stream
+from pagewire.worker.ops import Ops
 from pagewire.worker.protocol.constraints.mask_memory import MaskMemory
 from pagewire.worker.protocol.constraints.slot_masks import StepMasks
 from pagewire.worker.protocol.queue_thread import QueueThread
+from pagewire.worker.runtime.timer import DeviceTimer
 from pagewire.worker.runtime.upload import pin, unpin
 
-# CUstreamBatchMemOpParams of a CU_STREAM_MEM_OP_WAIT_VALUE_64; the flag is for "at least".
-_WAIT = np.dtype(
-    {
-        "names": ["operation", "address", "value", "flags"],
-        "formats": ["<i4", "<u8", "<i8", "<u4"],
-        "offsets": [0, 8, 16, 24],
-        "itemsize": 48,
-    }
-)
-_WAIT_VALUE_64, _AT_LEAST = 4, 0
+# Rows of the inputs, each `[rows]` int32: the slot of each row, -1 for a row without a mask; the
+# place of the step's wait; and stamps, as int64 `[rows]`.
+MASK_ROWS, TURNS, STAMPS = range(3)
+NUM_INPUTS = 4
 
-# Rows that are waited for and then copied while others are waited for. The driver takes at most
-# 255 operations at once.
-ROWS = 64
+# Rows that are waited for and then copied while others are waited for.
+ROWS = 32
+
+# Steps whose waits have a place at the same time. Fewer are in flight.
+PLACES = 128
 
 
 class MaskGate:
-    """The masks of all slots on the device, and the stream that fetches them."""
+    """The masks of all slots on the device, and the branch of captured steps that fetches them."""
 
-    def __init__(self, memory: MaskMemory, device: torch.device) -> None:
+    def __init__(self, ops: Ops, memory: MaskMemory, device: torch.device) -> None:
         """Pins `memory`."""
-        pages = torch.from_numpy(memory.bytes)
-        pin(pages, "masks of structured output", "--num-slots")
-        weakref.finalize(self, unpin, pages.data_ptr()).atexit = False  # before it is freed
-        self._host = torch.from_numpy(memory.masks)
-        self.masks = torch.full_like(self._host, -1, device=device)  # [slots, words]
-        self._addresses = self.masks.data_ptr(), self._host.data_ptr()
-        self._row_bytes = self._host[0].nbytes
-        self._ready = memory.ready.ctypes.data
-        self._waits = np.zeros(ROWS, _WAIT)  # the driver reads it before it returns
-        self._waits["operation"], self._waits["flags"] = _WAIT_VALUE_64, _AT_LEAST
-        self._stream = torch.cuda.Stream(device)
-        self._used = torch.cuda.Event()  # behind the last use of `masks`
+        self._ops = ops
+        self._pin(memory)
+        self._host = torch.from_numpy(memory.padded_masks)  # [slots, words]
+        self._ready = torch.from_numpy(memory.ready)  # [slots]
+        self._masks = torch.full_like(self._host, -1, device=device)  # [slots, words]
+        # When the layers of a step have ended; how long each step has then waited for masks.
+        self._began = torch.zeros(1, dtype=torch.int64, device=device)
+        self._waits = torch.zeros(PLACES, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._waited_ns = self._waits.numpy()
+        self._turn = 0
+        self._device = device
 
-    def hold(self, step: StepMasks) -> None:
-        """Makes the stream of steps wait until the masks of `step` are in `masks`.
+    def begin(self, inputs: Tensor) -> None:
+        """Fetches masks beside what is captured next, until `end`; `inputs [NUM_INPUTS, rows]`."""
+        rows, stamps = inputs[MASK_ROWS], inputs[STAMPS:].view(-1).view(torch.int64)
+        with self._beside():
+            for some, wanted in zip(rows.split(ROWS), stamps.split(ROWS), strict=True):
+                self._ops.await_masks(self._ready, some, wanted)
+                self._ops.fetch_masks(self._host, some, self._masks)
 
-        Other rows of `masks` are as the host has them, whole or not.
+    def end(self, logits: Tensor, inputs: Tensor) -> None:
+        """Masks `logits [rows, vocabulary]` in place, once the masks are there."""
+        self._ops.begin_wait(self._began)
+        self._join()
+        self._ops.end_wait(self._began, self._waits, inputs[TURNS])
+        self._ops.mask_logits(logits, inputs[MASK_ROWS], self._masks)
+
+    def pack(self, packed: Int32Array, step: StepMasks, timer: DeviceTimer) -> None:
+        """Fills `packed [NUM_INPUTS, rows]` for a step that is launched next.
+
+        `timer` does not count the time in which the device waits for masks: the scheduler has more
+        steps in flight where they are short.
         """
         if step.compiles():
             self._thread.post(step.wait)  # which gives up rows that hold up the others for long
-        self._stream.wait_event(self._used)
-        order = np.argsort(step.slots)
-        slots, stamps = step.slots[order], step.stamps[order]
-        for begin in range(0, len(slots), ROWS):
-            part = slice(begin, begin + ROWS)
-            self._await(slots[part], stamps[part])
-            self._copy(int(slots[part][0]), int(slots[part][-1]) + 1)
-        step_stream().wait_stream(self._stream)
+        packed[MASK_ROWS] = -1
+        packed[MASK_ROWS, step.rows] = step.slots
+        packed[STAMPS:].reshape(-1).view(np.int64)[step.rows] = step.stamps
+        turn = self._turn
+        self._turn = (turn + 1) % PLACES
+        packed[TURNS, 0] = turn
+        timer.leave_out(partial(self._waited, turn))
 
-    def release(self) -> None:
-        """What is queued from now on reads no more of `masks`."""
-        self._used.record(step_stream())
+    def _waited(self, turn: int) -> float:
+        return float(self._waited_ns[turn]) / 1e9
 
-    def _await(self, slots: Int32Array, stamps: NDArray[np.int64]) -> None:
-        """Queues waiting for the stamps `[n]` of `slots [n]`."""
-        waits = self._waits[: len(slots)]
-        waits["address"] = self._ready + 8 * slots.astype(np.uint64)
-        waits["value"] = stamps
-        stream, address = self._stream.cuda_stream, waits.ctypes.data
-        _check(_driver().cuStreamBatchMemOp_v2(stream, len(waits), address, 0))
+    def _pin(self, memory: MaskMemory) -> None:
+        pages = torch.from_numpy(memory.bytes)
+        pin(pages, "masks of structured output", "--num-slots")
+        weakref.finalize(self, unpin, pages.data_ptr()).atexit = False  # before it is freed
 
-    def _copy(self, begin: int, end: int) -> None:
-        """Queues the copy of the masks of the slots from `begin` to `end`.
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """What is queued inside runs beside what follows on the current stream, until `_join`."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            yield
 
-        By the driver, as the waiting: a copy of tensors needs views of them and a current stream.
-        """
-        to, source = (address + begin * self._row_bytes for address in self._addresses)
-        size = (end - begin) * self._row_bytes
-        _check(_driver().cuMemcpyHtoDAsync_v2(to, source, size, self._stream.cuda_stream))
+    def _join(self) -> None:
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+    @cached_property
+    def _stream(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self._device)
 
     @cached_property
     def _thread(self) -> QueueThread:
         return QueueThread("gate", end_process)
-
-
-def _check(status: int) -> None:
-    if status != 0:
-        raise RuntimeError(f"the driver cannot queue masks: CUresult {status}")
-
-
-@cache
-def _driver() -> ctypes.CDLL:
-    driver = ctypes.CDLL("libcuda.so.1")
-    pointer, unsigned, size = ctypes.c_void_p, ctypes.c_uint, ctypes.c_size_t
-    driver.cuStreamBatchMemOp_v2.argtypes = [pointer, unsigned, pointer, unsigned]
-    driver.cuMemcpyHtoDAsync_v2.argtypes = [size, pointer, size, pointer]
-    return driver

@@ -24,6 +24,8 @@ from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.runtime.device_slots import DeviceSlots
 from pagewire.worker.runtime.graphs.draft_passes import DraftPasses
 from pagewire.worker.runtime.graphs.drafts import offsets
+from pagewire.worker.runtime.graphs.mask_gate import NUM_INPUTS as NUM_MASK_INPUTS
+from pagewire.worker.runtime.graphs.mask_gate import MaskGate
 from pagewire.worker.runtime.graphs.mixed_layout import (
     BodySize,
     body_batch,
@@ -34,8 +36,9 @@ from pagewire.worker.runtime.graphs.mixed_layout import (
     split_body,
 )
 from pagewire.worker.runtime.graphs.staging import Staging
+from pagewire.worker.runtime.timer import DeviceTimer
 
-# Rows of the inputs of a head.
+# Rows of the inputs of a head. Behind them are those for masks.
 ROWS, SLOTS, INDICES, LENGTHS = range(4)
 NUM_INPUTS = 4
 
@@ -44,11 +47,11 @@ Capture = Callable[[Callable[[], Tensor]], tuple[torch.cuda.CUDAGraph, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class CapturedStep:
-    """A captured graph that ends with sampling, or before it for steps with constrained rows."""
+    """A captured graph that ends with sampling."""
 
     graph: torch.cuda.CUDAGraph
     inputs: Tensor  # [inputs, rows] int32
-    tokens: Tensor  # [rows] int32; [rows, hidden] if it does not sample
+    tokens: Tensor  # [rows] int32, or [5, rows] with a history
 
 
 class MixedGraphs:
@@ -63,11 +66,12 @@ class MixedGraphs:
         row_buckets: list[int],
         logits: Tensor,
         hidden: Tensor,
+        gate: MaskGate,
         passes: DraftPasses | None = None,
     ) -> None:
         """Heads write their logits to the first rows of `logits [rows, vocab]`.
 
-        Those that do not sample write their input to the first rows of `hidden [rows, hidden]`.
+        Those with constrained rows write their input to the first rows of `hidden [rows, hidden]`.
         Bodies write the KV of a drafter that has `passes`, too.
         """
         weights, config = decoder.weights, decoder.config
@@ -79,43 +83,40 @@ class MixedGraphs:
         self._row_buckets = row_buckets
         self._logits = logits
         self._last_hidden = hidden
+        self._gate = gate
         self._passes = passes
         longest = max(body_length(size) for size in self._sizes)
         rows = row_buckets[-1]
         device = weights.embedding.device
-        self._staging = Staging(max(longest, NUM_INPUTS * rows))
+        head_size = (NUM_INPUTS + NUM_MASK_INPUTS) * rows
+        self._staging = Staging(max(longest, head_size))
         self._body_inputs = torch.zeros(longest, dtype=torch.int32, device=device)
-        self._head_inputs = torch.zeros(NUM_INPUTS * rows, dtype=torch.int32, device=device)
+        self._head_inputs = torch.zeros(head_size, dtype=torch.int32, device=device)
         tokens = limits.max_num_batched_tokens
         # The residual stream [tokens, hidden] and the queries [tokens, heads, query_dim] between
         # body and head; they stay until the next launch.
         self.residual = weights.embedding.new_zeros(tokens, config.hidden_size)
         self.queries = weights.embedding.new_zeros(tokens, config.num_heads, config.query_dim)
         self._bodies: dict[BodySize, torch.cuda.CUDAGraph] = {}
-        # Keys: number of rows, and whether any is filtered or None for heads that do not sample.
-        self._heads: dict[tuple[int, bool | None], CapturedStep] = {}
+        # Keys: number of rows, whether any is filtered, whether any is constrained.
+        self._heads: dict[tuple[int, bool, bool], CapturedStep] = {}
 
     def runs(self) -> Iterator[Callable[[], Tensor]]:
         """Functions that run every body and head once, largest first."""
         yield from (partial(self._body, size) for size in reversed(self._sizes))
-        for rows in reversed(self._row_buckets):
-            yield from (partial(self._head, self._rows(rows), f) for f in (True, False, None))
+        yield from (partial(self._head, *variant) for variant in self._variants())
 
     def capture(self, capture: Capture) -> None:
         """Captures every body and head, largest first."""
         for size in reversed(self._sizes):
             self._bodies[size], _ = capture(partial(self._body, size))
-        for rows in reversed(self._row_buckets):
-            for filtered in (True, False, None):
-                inputs = self._rows(rows)
-                graph, tokens = capture(partial(self._head, inputs, filtered))
-                self._heads[rows, filtered] = CapturedStep(graph, inputs, tokens)
+        for variant in self._variants():
+            graph, tokens = capture(partial(self._head, *variant))
+            rows, _, masked = variant
+            self._heads[variant] = CapturedStep(graph, self._rows(rows, masked), tokens)
 
-    def launch(self, plan: DevicePlan, chunks: Chunks) -> CapturedStep | None:
-        """Queues a step; without its sampling if it has constrained rows.
-
-        None if it has no sampling rows.
-        """
+    def launch(self, plan: DevicePlan, chunks: Chunks, timer: DeviceTimer) -> CapturedStep | None:
+        """Queues a step; None if it has no sampling rows."""
         size = next(size for size in self._sizes if size.holds(plan))
         packed = pack_body(plan, chunks, size, self._limits.padding_slot)
         self._staging.copy_to(self._body_inputs[: len(packed)], packed)
@@ -124,14 +125,24 @@ class MixedGraphs:
         if not rows:
             return None
         bucket = self._row_buckets[bisect_left(self._row_buckets, rows)]
-        head = self._heads[bucket, plan.filtered if plan.masks is None else None]
-        self._staging.copy_to(head.inputs, self._pack_head(plan, bucket))
+        head = self._heads[bucket, plan.filtered, plan.masks is not None]
+        packed = self._pack_head(plan, bucket)
+        if plan.masks is not None:
+            self._gate.pack(packed[NUM_INPUTS:], plan.masks, timer)
+        self._staging.copy_to(head.inputs, packed)
         head.graph.replay()
         return head
 
-    def _rows(self, rows: int) -> Tensor:
-        """The input buffer of the head of `rows` rows, `[NUM_INPUTS, rows]`."""
-        return self._head_inputs[: NUM_INPUTS * rows].view(NUM_INPUTS, rows)
+    def _variants(self) -> Iterator[tuple[int, bool, bool]]:
+        """The keys of `_heads`, largest first."""
+        for rows in reversed(self._row_buckets):
+            for masked in (False, True):
+                yield from ((rows, filtered, masked) for filtered in (True, False))
+
+    def _rows(self, rows: int, masked: bool) -> Tensor:
+        """The input buffer of the head of `rows` rows, `[inputs, rows]`."""
+        inputs = NUM_INPUTS + masked * NUM_MASK_INPUTS
+        return self._head_inputs[: inputs * rows].view(inputs, rows)
 
     def _body(self, size: BodySize) -> Tensor:
         """Embedding and layers up to the last queries: `[tokens, heads, head_dim]`."""
@@ -150,12 +161,14 @@ class MixedGraphs:
             self._passes.after_body(batch, inputs.following)
         return queries
 
-    def _head(self, inputs: Tensor, filtered: bool | None) -> Tensor:
+    def _head(self, rows: int, filtered: bool, masked: bool) -> Tensor:
         """Last layer, logits and sampling of some rows: tokens `[rows]` int32.
 
-        With a history it gives the results `[5, rows]`. With `filtered` None it ends with the
-        logits, and returns their input.
+        With a history it gives the results `[5, rows]`.
         """
+        inputs = self._rows(rows, masked)
+        if masked:
+            self._gate.begin(inputs[NUM_INPUTS:])
         slots, lengths, located = inputs[SLOTS], inputs[LENGTHS], None
         if self._slots.history is not None:
             places = torch.zeros_like(slots)
@@ -172,17 +185,22 @@ class MixedGraphs:
         if self._passes is not None and located is not None:
             self._passes.after_head(located, inputs[ROWS])
         logits = self._decoder.logits(hidden, out=self._logits[: len(hidden)])
-        if filtered is None:
-            return self._last_hidden[: len(hidden)].copy_(hidden)
+        if masked:
+            self._last_hidden[: len(hidden)].copy_(hidden)
+            self._gate.end(logits, inputs[NUM_INPUTS:])
         ops = self._decoder.ops
         if located is not None:
             return self._slots.sample_drafted(ops, logits, hidden, located, places, filtered)
         return self._slots.sample(ops, logits, hidden, slots, inputs[INDICES], filtered)
 
     def _pack_head(self, plan: DevicePlan, bucket: int) -> Int32Array:
-        """The inputs `[NUM_INPUTS, bucket]` of a plan, padded with rows of the padding slot."""
+        """The inputs `[inputs, bucket]` of a plan without its masks.
+
+        They are padded with rows of the padding slot.
+        """
         rows = len(plan.sample_slots)
-        packed = np.zeros((NUM_INPUTS, bucket), np.int32)
+        inputs = NUM_INPUTS + (plan.masks is not None) * NUM_MASK_INPUTS
+        packed = np.zeros((inputs, bucket), np.int32)
         packed[ROWS, :rows] = plan.sample_rows()
         packed[LENGTHS, :rows] = plan.sample_lengths()
         packed[SLOTS, :rows] = plan.sample_slots
