@@ -135,13 +135,19 @@ def _load(
             load_kernels,
             report_compilations,
         )
-        from pagewire.worker.startup.tuning import choose_expert_tiles, choose_gemms
+        from pagewire.worker.startup.tuning import (
+            choose_expert_tiles,
+            choose_gemms,
+            choose_widening,
+            launch_widening,
+        )
 
         if config.batch_invariant:
             from pagewire.worker.startup.invariance import check_invariance
 
         def launch_before_graphs(decoder: Decoder) -> None:
             _largest_step(decoder, trial, dtype)
+            launch_widening(decoder)
             if config.batch_invariant:
                 check_invariance(
                     decoder.config,
@@ -191,6 +197,10 @@ def _load(
         if pool is not None:
             compiled = pool.finish()
             phases.end("compiling")
+        choose_widening(decoder, trial)  # after that, because it launches kernels
+        if isinstance(draft, Decoder):
+            choose_widening(draft, trial)
+        phases.end("choosing products in four bits")
         if config.tune_experts:  # after that, because it launches kernels
             choose_expert_tiles(decoder, trial)
             phases.end("choosing tiles of experts")
