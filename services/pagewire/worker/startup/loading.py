@@ -189,17 +189,17 @@ def _load(
                 phases.end("compiling")
             check_invariance(model, weights, config.block_size, dtype)
             phases.end("comparing bits")
-        choose_gemms(decoder, trial, config.batch_invariant)
+        decoders = [decoder]
         if draft is not None:
-            guessing = draft.decoder if isinstance(draft, EagleHead) else draft
-            choose_gemms(guessing, trial, config.batch_invariant)
+            decoders.append(draft.decoder if isinstance(draft, EagleHead) else draft)
+        for each in decoders:
+            choose_gemms(each, trial, config.batch_invariant)
         phases.end("choosing GEMM algorithms")
         if pool is not None:
             compiled = pool.finish()
             phases.end("compiling")
-        choose_widening(decoder, trial)  # after that, because it launches kernels
-        if isinstance(draft, Decoder):
-            choose_widening(draft, trial)
+        for each in decoders:  # after that, because it launches kernels
+            choose_widening(each, trial)
         phases.end("choosing products in four bits")
         if config.tune_experts:  # after that, because it launches kernels
             choose_expert_tiles(decoder, trial)
