@@ -10,13 +10,7 @@ from pagewire.worker.model.quantization.quantizer import quantize_weight
 from pagewire.worker.model.quantization.scheme import GroupedScheme
 from pagewire.worker.ops.contract.quantized import RUN, GroupedWeight
 from pagewire.worker.ops.reference import quantized as reference
-from pagewire.worker.ops.triton.quantized import (
-    fragment_gemm,
-    fragment_vector,
-    grouped,
-    linear,
-    widening,
-)
+from pagewire.worker.ops.triton.quantized import fragment_gemm, fragment_vector, grouped, linear
 from pagewire.worker.ops.triton.quantized.fragments import LINE, arrange, is_supported, magic
 from pagewire.worker.ops.triton.quantized.matrices import widen
 from pagewire.worker.ops.triton.quantized.tiles import Tiles
@@ -80,79 +74,7 @@ def test_the_weight_stays_the_same(dtype, device):
     arranged = arranged_copy(weight)
     assert not torch.equal(arranged.values, weight.values)
     assert torch.equal(reference.dequantized(arranged), reference.dequantized(weight))
-    wide = widen(arranged, dtype)
-    assert torch.equal(wide, reference.dequantized(weight).to(dtype))
-    assert torch.equal(wide, widen(weight, dtype))
-
-
-@on_a_gpu
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_a_matrix_has_the_bits_that_registers_have(symmetric, dtype, device):
-    """A token that is 1 in one column and 0 in others has the weights of this column as outputs."""
-    weight = four_bits(200, 512, dtype, device, symmetric=symmetric)
-    weight.scales[::3] *= -1e-6  # of numbers that float16 rounds more
-    arranged = arranged_copy(weight)
-    out = torch.empty(512, 200, dtype=dtype, device=device)
-    fragment_gemm.multiply(torch.eye(512, dtype=dtype, device=device), arranged, out)
-    assert torch.equal(out.t(), widen(arranged, dtype))
-
-
-@pytest.mark.parametrize("dtype", HALVES if FULL_SIZE else [torch.float16])
-@pytest.mark.parametrize("ordered", [False, True])
-def test_products_of_a_widened_weight(ordered, dtype, device, monkeypatch):
-    weight = four_bits(70, 2 * RUN, dtype, device)
-    if ordered:
-        order = torch.randperm(2 * RUN, device=device).int()
-        weight = replace(weight, order=order)
-    arranged = arranged_copy(weight)
-    monkeypatch.setitem(widening._least, widening.kind_of(arranged), 20)
-    monkeypatch.setattr(fragment_gemm, "multiply", None)  # not called
-    x, residual = (torch.randn(20, n, device=device).to(dtype) for n in (2 * RUN, 70))
-    for bias in (None, residual[0].clone()):
-        expected = reference.grouped_linear(x, weight, bias)
-        out = torch.full_like(residual, torch.nan)
-        assert linear.grouped_linear(x, arranged, bias, out) is out
-        assert_near(out, expected, TOLERANCE[dtype])
-        assert_near(linear.grouped_linear(x, arranged, bias), expected, TOLERANCE[dtype])
-    expected = reference.grouped_linear_add(x, weight, residual.clone())
-    assert linear.grouped_linear_add(x, arranged, residual) is residual
-    assert_near(residual, expected, 2 * TOLERANCE[dtype])
-
-
-@pytest.mark.parametrize(
-    ("at_once", "a_token", "least"),
-    [(0.0, 0.9, 1024), (100.0, 0.95, 3072), (100.0, 0.995, None), (1e6, 0.5, None)],
-)
-def test_weights_are_widened_for_as_many_tokens_as_it_pays(
-    at_once, a_token, least, device, monkeypatch
-):
-    """To widen takes `at_once`, and a token `a_token` times as long as in the other kernel."""
-    arranged = arranged_copy(four_bits(64, RUN, torch.float16, device))
-    calls, chosen = [], []
-    monkeypatch.setattr(widening, "_least", {})
-    monkeypatch.setattr(
-        fragment_gemm, "multiply", lambda x, *_, add: calls.append(("usual", len(x)))
-    )
-    monkeypatch.setattr(
-        widening, "multiply", lambda x, *_: calls.append(("wide", len(x))) or torch.empty(0)
-    )
-    monkeypatch.setattr(
-        widening, "choose_algorithms", lambda weights, tokens, add: chosen.append(tokens)
-    )
-
-    def microseconds(run) -> float:
-        run()
-        name, tokens = calls[-1]
-        return float(tokens) if name == "usual" else at_once + a_token * tokens
-
-    tokens = [8192, 64, 1024, 2048, 3072, 4096]
-    assert widening.choose_widening(arranged, tokens, False, microseconds) == least
-    for count in (2, *tokens):
-        assert widening.widens(count, arranged) == (least is not None and count >= least)
-    measured = [count for count in sorted(tokens) if least is not None and count >= least]
-    assert not measured or chosen[-1] == measured
-    assert min(count for _, count in calls) >= widening.MIN_TOKENS
+    assert torch.equal(widen(arranged, dtype), widen(weight, dtype))
 
 
 def test_other_weights_have_no_arrangement(device):

@@ -15,7 +15,7 @@ from pagewire.worker.ops.contract.quantized import (
 )
 from pagewire.worker.ops.reference import quantized as reference
 from pagewire.worker.ops.triton.invariant import quantized as ordered
-from pagewire.worker.ops.triton.quantized import grouped, hopper, linear, scaled, widening
+from pagewire.worker.ops.triton.quantized import grouped, hopper, linear, scaled
 from pagewire.worker.ops.triton.quantized.tiles import Tiles
 from pagewire.worker.ops.triton.rowwise import quantize
 from pagewire.worker.ops.triton.rowwise.activation import silu_mul
@@ -119,7 +119,7 @@ def scaled_weights(features: int, k: int, device) -> list[ScaledWeight]:
 def products(request, monkeypatch):
     """The products with bits that depend on no other token, and those of workers by default."""
     if request.param == "fastest":
-        monkeypatch.setattr(widening, "WIDEN_TOKENS", 17)
+        monkeypatch.setattr(linear, "WIDEN_TOKENS", 17)
         return linear, linear
     return scaled, grouped
 

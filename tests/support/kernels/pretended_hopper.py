@@ -189,7 +189,6 @@ def pretended(start: PretendedStart) -> Iterator[None]:
     from pagewire.worker.model.decoder import Decoder
     from pagewire.worker.model.eagle import loading as eagle_loading
     from pagewire.worker.model.weights import empty_weights
-    from pagewire.worker.ops.triton.quantized import widening
     from pagewire.worker.runtime import device_drafts, device_logprobs, device_slots, eager
     from pagewire.worker.runtime.graphs import (
         backend,
@@ -246,8 +245,6 @@ def pretended(start: PretendedStart) -> Iterator[None]:
             (tuning, "choose_algorithms", _compared),
             (invariance, "check_invariance", compared),
             (tuning, "_once", lambda run: 1.0 if run() is not None else 0.0),
-            (tuning, "_lasting", lambda _, run: 1.0 if run() is not None else 0.0),
-            (widening, "choose_algorithms", _compared),
             (eager.EagerBackend, "_to_host", _to_host),
             (backend.GraphBackend, "_capture", capture),
             (backend, "ResultBuffers", _Results),

@@ -135,19 +135,13 @@ def _load(
             load_kernels,
             report_compilations,
         )
-        from pagewire.worker.startup.tuning import (
-            choose_expert_tiles,
-            choose_gemms,
-            choose_widening,
-            launch_widening,
-        )
+        from pagewire.worker.startup.tuning import choose_expert_tiles, choose_gemms
 
         if config.batch_invariant:
             from pagewire.worker.startup.invariance import check_invariance
 
         def launch_before_graphs(decoder: Decoder) -> None:
             _largest_step(decoder, trial, dtype)
-            launch_widening(decoder)
             if config.batch_invariant:
                 check_invariance(
                     decoder.config,
@@ -189,18 +183,14 @@ def _load(
                 phases.end("compiling")
             check_invariance(model, weights, config.block_size, dtype)
             phases.end("comparing bits")
-        decoders = [decoder]
+        choose_gemms(decoder, trial, config.batch_invariant)
         if draft is not None:
-            decoders.append(draft.decoder if isinstance(draft, EagleHead) else draft)
-        for each in decoders:
-            choose_gemms(each, trial, config.batch_invariant)
+            guessing = draft.decoder if isinstance(draft, EagleHead) else draft
+            choose_gemms(guessing, trial, config.batch_invariant)
         phases.end("choosing GEMM algorithms")
         if pool is not None:
             compiled = pool.finish()
             phases.end("compiling")
-        for each in decoders:  # after that, because it launches kernels
-            choose_widening(each, trial)
-        phases.end("choosing products in four bits")
         if config.tune_experts:  # after that, because it launches kernels
             choose_expert_tiles(decoder, trial)
             phases.end("choosing tiles of experts")

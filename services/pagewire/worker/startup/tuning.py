@@ -1,9 +1,7 @@
-"""Chooses by measuring: the cuBLASLt algorithms of a worker's GEMMs, tiles of experts, and from how
-many tokens on weights in four bits are widened."""
+"""Chooses the cuBLASLt algorithms of a worker's GEMMs, and tiles of experts, by measuring them."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
@@ -11,24 +9,18 @@ from torch import Tensor
 
 from pagewire.worker.model.decoder import Decoder
 from pagewire.worker.model.fused_layer import is_fused
-from pagewire.worker.model.weights import LayerWeights
-from pagewire.worker.ops.contract.quantized import GroupedWeight, LinearWeight
-from pagewire.worker.ops.cublas.gemm import SCRATCH_BYTES, Gemm, choose_algorithms
+from pagewire.worker.ops.contract.quantized import LinearWeight
+from pagewire.worker.ops.cublas.gemm import Gemm, choose_algorithms
 from pagewire.worker.ops.triton.experts.tuning import choose_tiles
 from pagewire.worker.ops.triton.invariant import linear as invariant
 from pagewire.worker.ops.triton.invariant.linear_config import any_tokens
 from pagewire.worker.ops.triton.linear_config import linear_config
-from pagewire.worker.ops.triton.quantized import widening
-from pagewire.worker.ops.triton.quantized.matrices import widen
 from pagewire.worker.ops.triton.streamed.gemm import is_supported
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.runtime.graphs.backend import decode_buckets
 from pagewire.worker.runtime.graphs.mixed_layout import body_sizes
 
 log = logging.getLogger(__name__)
-
-# To find the time of a product that lasts, it is computed for so long before.
-LASTING_US = 20_000
 
 
 def choose_gemms(decoder: Decoder, limits: Limits, batch_invariant: bool = False) -> None:
@@ -73,41 +65,6 @@ def choose_expert_tiles(decoder: Decoder, limits: Limits) -> None:
     log.info("experts have other tiles than the table's for %d numbers of tokens", changed)
 
 
-def choose_widening(decoder: Decoder, limits: Limits) -> None:
-    """Measures from how many tokens on arranged weights are widened, of those of the graphs.
-
-    Their GEMMs are measured as well.
-    """
-    tokens = _row_counts(limits)
-    weights = list(_arranged(decoder.weights.layers))
-    if not weights:
-        return
-    scratch = torch.empty(SCRATCH_BYTES, dtype=torch.uint8, device=weights[0][0].values.device)
-    for weight, add in weights:
-        least = widening.choose_widening(weight, tokens, add, partial(_lasting, scratch))
-        wanted = "never" if least is None else f"from {least} tokens on"
-        log.info("weights of %d rows by %d columns are widened %s", *weight.shape, wanted)
-
-
-def launch_widening(decoder: Decoder) -> None:
-    """Launches the kernels that widen arranged weights."""
-    for weight, _ in _arranged(decoder.weights.layers):
-        widen(weight, weight.scales.dtype)
-
-
-def _arranged(layers: Iterable[LayerWeights]) -> Iterator[tuple[GroupedWeight, bool]]:
-    """One arranged weight of each kind, and whether its products are added to the residual."""
-    seen = set()
-    for layer in layers:
-        for field in fields(layer):
-            weight = getattr(layer, field.name)
-            if not isinstance(weight, GroupedWeight) or weight.pairs is None:
-                continue
-            if (kind := widening.kind_of(weight)) not in seen:
-                seen.add(kind)
-                yield weight, field.name in ("output", "down")
-
-
 def _row_counts(limits: Limits) -> list[int]:
     """All numbers of tokens of the graphs."""
     return sorted({*decode_buckets(limits), *(size.tokens for size in body_sizes(limits))})
@@ -116,22 +73,6 @@ def _row_counts(limits: Limits) -> list[int]:
 def _microseconds(run: Callable[[], Tensor]) -> float:
     """The least of three times of `run` on the device."""
     return min(_once(run) for _ in range(3))
-
-
-def _lasting(scratch: Tensor, run: Callable[[], Tensor]) -> float:
-    """The time of `run` on a device that has computed the same for a while.
-
-    A GPU at its power limit lowers its clock after some milliseconds, by what it computes. Writing
-    `scratch` keeps it busy while the launch is queued.
-    """
-    for _ in range(1 + int(LASTING_US / _once(run))):
-        run()
-    times = []
-    for _ in range(3):
-        scratch.zero_()
-        scratch.zero_()
-        times.append(_once(run))
-    return min(times)
 
 
 def _once(run: Callable[[], Tensor]) -> float:

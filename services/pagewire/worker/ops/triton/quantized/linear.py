@@ -7,9 +7,11 @@ tokens.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from pagewire.worker.ops.contract.quantized import GroupedWeight, QuantizedInput, ScaledWeight
+from pagewire.worker.ops.cublas.gemm import gemm, gemm_add
 from pagewire.worker.ops.device import is_hopper
 from pagewire.worker.ops.triton.quantized import (
     fragment_gemm,
@@ -19,11 +21,14 @@ from pagewire.worker.ops.triton.quantized import (
     hopper,
     scaled,
     vector,
-    widening,
 )
 from pagewire.worker.ops.triton.quantized.fragments import arrange, is_supported
+from pagewire.worker.ops.triton.quantized.matrices import widen
 from pagewire.worker.ops.triton.rowwise.quantize import norm_quantize, quantize, silu_mul_quantize
 
+# From here on it is faster to widen a weight that is not arranged once, and to let cuBLAS multiply:
+# timed on an H200.
+WIDEN_TOKENS = 64
 # Numbers of tokens for which the product with gates and values also computes the activation. For
 # more, that costs the product more time than it saves. Timed on an H100; the bits are the same.
 GATED_TOKENS = range(384, 1025)
@@ -111,8 +116,9 @@ def grouped_linear(
     x: Tensor, weight: GroupedWeight, bias: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
     """Implement `QuantizedOps.grouped_linear`; the rows of `x` may have any stride."""
-    if widening.widens(x.shape[0], weight):
-        return widening.multiply(_ordered(x, weight), weight, bias, out)
+    if _widens(x, weight):
+        x, wide = _ordered(x, weight), widen(weight, x.dtype)
+        return gemm(x, wide, out) if bias is None else torch.addmm(bias, x, wide.t(), out=out)
     if out is None:
         out = x.new_empty((x.shape[0], weight.shape[0]))
     if not _multiplied(x, weight, out, bias, add=False):
@@ -122,8 +128,8 @@ def grouped_linear(
 
 def grouped_linear_add(x: Tensor, weight: GroupedWeight, residual: Tensor) -> Tensor:
     """Implement `QuantizedOps.grouped_linear_add`; `residual` is contiguous."""
-    if widening.widens(x.shape[0], weight):
-        return widening.multiply_add(_ordered(x, weight), weight, residual)
+    if _widens(x, weight):
+        return gemm_add(_ordered(x, weight), widen(weight, x.dtype), residual)
     if not _multiplied(x, weight, residual, None, add=True):
         return grouped.grouped_linear_add(x, weight, residual)
     return residual
@@ -142,6 +148,11 @@ def _multiplied(
         return False
     vector.multiply_grouped(_ordered(x, weight), weight, out, bias, add)
     return True
+
+
+def _widens(x: Tensor, weight: GroupedWeight) -> bool:
+    """Tell whether cuBLAS multiplies."""
+    return weight.pairs is None and x.shape[0] >= WIDEN_TOKENS
 
 
 def _ordered(x: Tensor, weight: GroupedWeight) -> Tensor:
