@@ -111,8 +111,11 @@ class DeviceSlots:
         """
         if self.forced_tokens is None:
             return tokens
-        last = self.forced_tokens.shape[1] - 1  # of no output, so it forces nothing
-        given = self.forced_tokens[slots, indices.clamp(max=last)]
+        known, length = self.forced_tokens.shape
+        # The last place is of no output, so it forces nothing. While kernels are collected none of
+        # them runs, and slots and indices may be any numbers.
+        slots, indices = slots.clamp(0, known - 1), indices.clamp(0, length - 1)
+        given = self.forced_tokens[slots, indices]
         return torch.where(given >= 0, given, tokens)
 
     def sample_drafted(
