@@ -9,8 +9,6 @@ from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
 FULL_STEPS = 4
 # The part of a step that chunks of long prompts take beside others: one of so many.
 PARTS_OF_STEP = 4
-# Decodes give way where so many times more long prompts and waiting requests are there.
-OUTNUMBERED = 4
 
 
 class LongPrompts:
@@ -19,9 +17,9 @@ class LongPrompts:
     A step with a long prompt's chunk may take as long as a hundred steps of decodes. So after such
     a step, decodes are owed a multiple of its time. Until they have had it, in steps without long
     prompts, no further chunk is planned beside them. The multiple leaves long prompts
-    `long_prompt_share` of the time, and more where they and waiting requests are more than the
-    decodes: the time is shared by heads then. Where they are far more, decodes wait for each chunk,
-    because the throughput of prompts matters most.
+    `long_prompt_share` of the time, and up to half of it where there are few decodes for each long
+    prompt and waiting request. Where these are more than the decodes, decodes wait for each chunk:
+    the throughput of prompts matters most then.
     """
 
     __slots__ = (
@@ -56,7 +54,7 @@ class LongPrompts:
 
     def take_turns(self, decodes: int) -> bool:
         """Whether chunks take turns with so many decodes."""
-        return bool(self.slots) and OUTNUMBERED * decodes >= self._heads
+        return bool(self.slots) and decodes >= self._heads
 
     @property
     def _heads(self) -> int:

@@ -95,13 +95,13 @@ def waiting(number: int) -> tuple[Sequence, ...]:
 
 
 def test_waiting_requests_hasten_long_prompts() -> None:
-    worker = Worker(waiting=waiting(7))
+    worker = Worker(waiting=waiting(3))
     worker.decode(4)
-    assert worker.share_of(worker.arrive(LONG)) == pytest.approx(0.63, abs=0.05)
+    assert worker.share_of(worker.arrive(LONG)) == pytest.approx(0.5, abs=0.05)
 
 
-def test_decodes_that_are_far_outnumbered_wait_for_each_chunk() -> None:
-    worker = Worker(waiting=waiting(16))
+def test_decodes_that_are_outnumbered_wait_for_each_chunk() -> None:
+    worker = Worker(waiting=waiting(4))
     worker.decode(4)
     worker.compute(worker.arrive(LONG))
     chunks = worker.chunks()
