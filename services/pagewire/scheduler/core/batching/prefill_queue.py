@@ -46,13 +46,12 @@ class PrefillQueue:
 
     @property
     def near_backlog(self) -> int:
-        """The backlog, with one chunk of the first long prompt instead of all its tokens.
+        """The backlog, with one chunk of each long prompt instead of all its tokens.
 
-        Others are admitted and computed beside it as if it were no longer than that.
+        Others are admitted and computed beside long prompts as if these were no longer than that.
         """
-        if not self.long.slots:
-            return self.backlog
-        return self.backlog - max(0, self._left(self.long.slots[0]) - self.long.chunk_tokens)
+        far = (self._left(slot) - self.long.chunk_tokens for slot in self.long.slots)
+        return self.backlog - sum(max(0, tokens) for tokens in far)
 
     def add(self, sequence: Sequence) -> None:
         """Adds a sequence that has just taken its slot."""

@@ -141,11 +141,23 @@ def test_others_are_admitted_and_computed_beside_a_long_prompt() -> None:
     assert beside[:3] == [{0: BUDGET}, {0: BUDGET}, {long.slot: CHUNK, short.slot: 30}]
 
 
-def test_a_second_long_prompt_waits() -> None:
+def test_long_prompts_are_admitted_until_their_chunks_fill_a_step() -> None:
     worker = Worker()
-    worker.arrive(LONG)
-    worker.arrive(LONG)
+    for _ in range(PARTS_OF_STEP):
+        assert can_admit(worker.batch, counted(4, 5, 50))
+        worker.arrive(LONG)
     assert not can_admit(worker.batch, counted(4, 5, 50))
+
+
+def test_long_prompts_are_computed_one_after_the_other() -> None:
+    worker = Worker()
+    worker.decode(8)
+    first, second = worker.arrive(LONG), worker.arrive(LONG)
+    slots = [first.slot, second.slot]
+    worker.compute(second)
+    order = [slot for *_, prompts in worker.steps for slot in prompts]
+    assert order == sorted(order)
+    assert set(order) == set(slots)
 
 
 def test_a_long_prompt_that_leaves_owes_nothing() -> None:
