@@ -82,8 +82,8 @@ class PrefillQueue:
             long_budget = self.long.chunk_tokens if self.long.may_go_on else 0
             most = self._limits.max_num_batched_tokens - decodes
             budget = min(budget + long_budget, most, chunk_tokens)
-        elif not decodes and 0 < len(self.long.slots) < len(self.slots):
-            long_budget = self.long.chunk_tokens
+        elif 0 < len(self.long.slots) < len(self.slots):
+            long_budget = self.long.chunk_tokens  # others are computed beside them
         to_send = {sequence.slot: sequence.num_sent for sequence in self._unsent}
         sent = 0
         for slot in self.slots:

@@ -141,6 +141,18 @@ def test_others_are_admitted_and_computed_beside_a_long_prompt() -> None:
     assert beside[:3] == [{0: BUDGET}, {0: BUDGET}, {long.slot: CHUNK, short.slot: 30}]
 
 
+def test_outnumbered_decodes_leave_room_for_others_beside_a_long_prompt() -> None:
+    """Else those that wait behind it would outnumber decodes until it ends."""
+    worker = Worker(waiting=waiting(9))
+    worker.decode(4)
+    worker.arrive(LONG)
+    worker.step()
+    short = worker.arrive(30, 5)
+    begin = len(worker.steps)
+    worker.compute(short)
+    assert len(worker.steps) - begin < 8
+
+
 def test_long_prompts_are_admitted_until_their_chunks_fill_a_step() -> None:
     worker = Worker()
     for _ in range(PARTS_OF_STEP):
