@@ -20,7 +20,7 @@ import pytest
 from pagewire.cli.launch.ports import free_port
 from pagewire.rpc.transport import open_channel
 from pagewire.v1.inference_pb2_grpc import InferenceStub
-from support.processes.gateway_process import gateway
+from support.processes.gateway_process import GatewayProcess, gateway, ready_gateway
 from support.scripted.scheduler_stack import (
     MODEL,
     Stack,
@@ -72,8 +72,10 @@ class Proxied:
         grpc_port: int,
         admin_port: int,
         envoy: asyncio.subprocess.Process,
+        gateways: list[GatewayProcess],
     ) -> None:
         self.stack = stack
+        self.gateways = gateways
         self.envoy = envoy
         self.http_port = http_port
         self._admin_port = admin_port
@@ -174,7 +176,7 @@ async def _behind_envoy(folder: Path, num_gateways: int) -> AsyncIterator[Proxie
             )
             try:
                 await asyncio.to_thread(until, lambda: _answers(http_port), 30)
-                yield Proxied(stack, http_port, grpc_port, admin_port, envoy)
+                yield Proxied(stack, http_port, grpc_port, admin_port, envoy, served)
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(envoy.pid, signal.SIGKILL)
@@ -268,6 +270,36 @@ async def test_deadlines_of_requests_eject_no_gateway_and_no_scheduler(tmp_path:
         assert [*proxied.flags("gateways").values()] == ["healthy"] * 2
         assert proxied.ejections("gateways") == 0
         assert proxied.ejections("schedulers") == 0, "the only one is never ejected, but counted"
+        await proxied.stack.settle()
+
+
+@needs_envoy
+async def test_calls_wait_while_the_only_known_scheduler_drains(proxied: Proxied) -> None:
+    """Another one may have started that Envoy does not know yet."""
+    proxied.stack.engine.intake.draining = True
+    async with open_channel(proxied.grpc_address) as channel:
+        given = (("x-request-id", "mine"),)
+        call = InferenceStub(channel).Generate(request([1], 3), metadata=given)
+        answer = asyncio.create_task(collect(call))
+        await asyncio.sleep(2)
+        assert not answer.done()
+        proxied.stack.engine.intake.draining = False
+        assert len((await asyncio.wait_for(answer, 20))[0]) == 3
+    await proxied.stack.settle()
+
+
+@needs_envoy
+async def test_requests_wait_while_the_only_known_gateway_is_gone(tmp_path: Path) -> None:
+    async with _behind_envoy(tmp_path, num_gateways=1) as proxied:
+        proxied.stack.workers[0].step_seconds = 0.001
+        [dead] = proxied.gateways
+        dead.process.kill()
+        dead.process.wait()
+        reader, _ = await proxied.stream(3)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(reader.readexactly(1), 2)
+        async with ready_gateway(f"127.0.0.1:{proxied.stack.port}", port=dead.address[1]):
+            assert (await until_done(reader)).startswith(b"HTTP/1.1 200 ")
         await proxied.stack.settle()
 
 

@@ -20,6 +20,7 @@ from pagewire.rpc.key_interceptor import current_caller
 from pagewire.rpc.protocol import HEARTBEAT_SECONDS
 from pagewire.scheduler.core.queue.job_admission import JobAdmissions
 from pagewire.scheduler.engine import Engine
+from pagewire.scheduler.requests import failures
 from pagewire.scheduler.requests.delivery import DeltaBuffer
 from pagewire.scheduler.requests.incoming_request import (
     INLINE_TEXT_BYTES,
@@ -85,6 +86,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> AsyncIterator[pb.GenerateResponse]:
         """Streams the deltas of one request."""
         caller, owner = current_caller(), ""
+        if self._engine.intake.draining:  # before metadata, after which no proxy tries again
+            await abort_with(context, failures.draining())
         try:
             incoming = _incoming(request)
             await _take_given_id(incoming.message, context)

@@ -568,6 +568,18 @@ async def test_the_trailers_of_an_error_have_its_field_and_reason(start) -> None
         assert trailers["pagewire-error-reason"] == "context_length_exceeded"
 
 
+async def test_a_draining_scheduler_says_so_before_anything_else(start) -> None:
+    """Proxies try another scheduler by the reason, but not after other metadata of an answer."""
+    stack = await start(worker_info())
+    stack.engine.intake.draining = True
+    call = stack.stub.Generate(request([1], 5), metadata=(("x-request-id", "trace-9"),))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await collect(call)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "x-request-id" not in dict(await call.initial_metadata())
+    assert dict(caught.value.trailing_metadata())["pagewire-error-reason"] == "draining"
+
+
 async def test_the_metadata_of_a_call_may_have_its_id(start) -> None:
     stack = await start(worker_info())
     metadata = (("x-request-id", "trace-9"),)

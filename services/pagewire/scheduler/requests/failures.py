@@ -4,6 +4,17 @@ from pagewire.errors import Code, RequestError, invalid
 from pagewire.scheduler.core.sequence import Sequence
 from pagewire.suspicion import MAX_CRASHES_ALONE
 
+# By this reason in an answer without a message a proxy knows that another scheduler may take the
+# call.
+DRAINING = "draining"
+
+
+def draining() -> RequestError:
+    """The scheduler ends, and takes no new request."""
+    return RequestError(
+        Code.UNAVAILABLE, "this scheduler is draining; use another one", reason=DRAINING
+    )
+
 
 def parsing_failed() -> RequestError:
     """Parsing raised an error that is not the client's."""

@@ -167,7 +167,7 @@ class Intake:
 
     def _refusal(self, request: Request) -> RequestError | None:
         if self.draining:
-            return RequestError(Code.UNAVAILABLE, "this scheduler is draining; use another one")
+            return failures.draining()
         if self.reservations.excludes(request.buffer):
             return failures.reserved()
         conflict = self._open.conflict(request)
