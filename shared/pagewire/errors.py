@@ -56,6 +56,17 @@ def invalid(field: str, message: str) -> RequestError:
     return RequestError(Code.INVALID_ARGUMENT, message, field)
 
 
+def deadline_passed(deadline_ms: int, generates: bool = True) -> RequestError:
+    """The request has not ended in time. One that does not generate has no max_tokens."""
+    less = " or lower max_tokens" if generates else ""
+    return RequestError(
+        Code.DEADLINE_EXCEEDED,
+        f"the request did not end within its deadline_ms of {deadline_ms} ms; "
+        f"give it more time{less}",
+        "deadline_ms",
+    )
+
+
 def quoted(value: Any, most: int = _MAX_QUOTED) -> str:
     """A value as an error message shows it, with `most` characters at most."""
     if isinstance(value, list | dict):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pagewire.auth.costs import usage_of
-from pagewire.errors import Code, RequestError
+from pagewire.errors import Code, RequestError, deadline_passed
 from pagewire.gateway.generation.common_fields import NO_COMMON_FIELDS, CommonFields
 from pagewire.gateway.generation.logprob_log import LogprobLog
 from pagewire.gateway.generation.prompt_log import PromptLog
@@ -250,7 +250,7 @@ class Generation:
         """Completes or fails it as its scheduler says."""
         self.record_usage(finish)
         if finish.reason == pb.FINISH_REASON_ERROR:
-            self.fail(_request_error(finish.error))
+            self.fail(self._scheduler_error(finish.error))
         elif finish.reason == pb.FINISH_REASON_UNSPECIFIED:
             self.fail(RequestError(Code.INTERNAL, "the scheduler ended it without a reason"))
         elif self.logprobs is not None and self.logprobs.count != len(self.tokens):
@@ -262,6 +262,13 @@ class Generation:
                 finish.cumulative_logprob = self.logprobs.total  # over all attempts
             self.finish = finish
             self._announce_end(self._held)
+
+    def _scheduler_error(self, message: pb.Error) -> RequestError:
+        error = _request_error(message)
+        if error.code == Code.DEADLINE_EXCEEDED and error.field == "deadline_ms":
+            # The scheduler names the time that was left when it received the request.
+            return deadline_passed(self.request.deadline_ms, not self.request.HasField("pooling"))
+        return error
 
     def fail(self, failure: RequestError) -> None:
         """Ends it with an error."""

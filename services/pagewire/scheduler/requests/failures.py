@@ -96,14 +96,3 @@ def too_large(sequence: Sequence) -> RequestError:
         f"the request needs KV for {sequence.max_computed} tokens, more than any worker "
         "takes; lower max_tokens or shorten the prompt",
     )
-
-
-def deadline_passed(deadline_ms: int, generates: bool = True) -> RequestError:
-    """The request has not ended in time. One that does not generate has no max_tokens."""
-    less = " or lower max_tokens" if generates else ""
-    return RequestError(
-        Code.DEADLINE_EXCEEDED,
-        f"the request did not end within its deadline_ms of {deadline_ms} ms; "
-        f"give it more time{less}",
-        "deadline_ms",
-    )

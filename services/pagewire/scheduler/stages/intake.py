@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pagewire.config import SchedulerConfig
-from pagewire.errors import Code, RequestError, invalid
+from pagewire.errors import Code, RequestError, deadline_passed, invalid
 from pagewire.lifecycle.logs import set_request_id
 from pagewire.packing import pack
 from pagewire.scheduler import metrics
@@ -139,7 +139,7 @@ class Intake:
         self._open.add(request)
         loop = asyncio.get_running_loop()
         if ms := message.deadline_ms:
-            late = failures.deadline_passed(ms, not message.HasField("pooling"))
+            late = deadline_passed(ms, not message.HasField("pooling"))
             request.deadline = loop.call_later(ms / 1000, self._endings.fail, request, late)
         task = loop.create_task(self._parse_and_queue(incoming, request))
         self._open.begin_parsing(request, task)

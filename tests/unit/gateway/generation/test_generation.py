@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagewire.errors import Code
+from pagewire.errors import Code, deadline_passed
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.prompt_log import PromptBudget, PromptLog, PromptWishes
 from pagewire.gateway.generation.updates import UpdateQueue
@@ -28,6 +28,16 @@ async def test_an_end_with_an_error_or_without_a_reason_is_a_failure(
     assert run.failure is not None
     assert run.failure.code == code
     assert await run.updates.take() == [run]
+
+
+def test_a_deadline_that_has_passed_is_the_one_that_the_client_gave() -> None:
+    """Schedulers get and name what is left of it, which is little after an earlier attempt."""
+    run = Generation(pb.GenerateRequest(deadline_ms=60_000), 0, 0, UpdateQueue(), eager=True)
+    sent = pb.GenerateRequest.FromString(run.next_attempt()).deadline_ms
+    late = deadline_passed(sent - 1)
+    error = pb.Error(code=late.code, message=late.message, field=late.field)
+    run.end(pb.Finish(reason=pb.FINISH_REASON_ERROR, error=error))
+    assert run.failure == deadline_passed(60_000)
 
 
 def test_a_token_clears_suspicion() -> None:
