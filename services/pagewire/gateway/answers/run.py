@@ -56,8 +56,12 @@ class Run:
         pacer = Pacer()
         try:
             if self.generations[0].seconds_left <= 0:
+                given = self.generations[0].request.deadline_ms
                 raise RequestError(
-                    Code.DEADLINE_EXCEEDED, "deadline_ms passed while the request was parsed"
+                    Code.DEADLINE_EXCEEDED,
+                    f"the deadline_ms of {given} ms passed while the request was parsed; give it "
+                    "more time",
+                    "deadline_ms",
                 )
             for _, candidates in groupby(self.generations, key=lambda g: g.prompt_index):
                 if self._updates.client_gone:

@@ -195,9 +195,12 @@ class WaitingGenerations:
             return
         self.remove(generation)
         missing = f"no scheduler of {model!r} with a ready worker was there"
-        reason = f"{missing} for {self._max_seconds:g} s; retry"
-        code = Code.UNAVAILABLE
+        failure = RequestError(Code.UNAVAILABLE, f"{missing} for {self._max_seconds:g} s; retry")
         if generation.seconds_left <= 0:
-            reason = f"{missing} within deadline_ms"
-            code = Code.DEADLINE_EXCEEDED
-        generation.fail(RequestError(code, reason))
+            given = generation.request.deadline_ms
+            failure = RequestError(
+                Code.DEADLINE_EXCEEDED,
+                f"{missing} within the deadline_ms of {given} ms; give it more time, or retry",
+                "deadline_ms",
+            )
+        generation.fail(failure)
