@@ -1,6 +1,7 @@
 """gRPC servers and channels with the options that every service uses, and health checks."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Sequence
 
 import grpc
@@ -118,6 +119,22 @@ async def stop_server(server: grpc.aio.Server, grace: float | None = None) -> No
         await asyncio.wait(others, timeout=_CALLS_END_SECONDS)
 
 
+class _Watchers(defaultdict[str, asyncio.Condition]):
+    """The condition of each service, on which the watchers of its health wait.
+
+    gRPC's servicer removes a service's condition when one of its watchers leaves, and the others
+    would receive no further changes. The conditions of `kept` services stay.
+    """
+
+    def __init__(self, kept: Sequence[str]) -> None:
+        super().__init__(asyncio.Condition)
+        self._kept = kept
+
+    def __delitem__(self, service: str) -> None:
+        if service not in self._kept:
+            super().__delitem__(service)
+
+
 class Health:
     """The health of one server by grpc.health.v1, NOT_SERVING at first.
 
@@ -127,6 +144,7 @@ class Health:
     def __init__(self, service_name: str) -> None:
         self._names = ("", service_name)
         self._servicer = health.aio.HealthServicer()
+        self._servicer._server_watchers = _Watchers(self._names)
         self.serving = False
 
     def attach(self, server: grpc.aio.Server) -> None:

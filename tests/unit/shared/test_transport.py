@@ -1,12 +1,14 @@
 """Servers and channels: calls that are ended for good, and addresses that are refused."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagewire.rpc.checksums import MULTIPLEX, open_stream
-from pagewire.rpc.transport import bind, end_call, make_server, open_channel
+from pagewire.rpc.transport import Health, bind, end_call, make_server, open_channel
 from support.scripted.scripted_scheduler import ScriptedScheduler
 from support.waiting import eventually
 
@@ -29,6 +31,32 @@ async def test_a_call_whose_write_failed_leaves_no_task_behind() -> None:
         await eventually(lambda: not waiting_for_status())
     finally:
         await scheduler.stop()
+
+
+async def test_a_watcher_of_health_receives_changes_after_another_has_left(tmp_path: Path) -> None:
+    server, health, address = make_server(), Health("s"), f"unix:{tmp_path}/health.sock"
+    health.attach(server)
+    await health.set_serving(False)
+    bind(server, [address])
+    await server.start()
+    try:
+        async with open_channel(address) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            asked = health_pb2.HealthCheckRequest(service="s")
+            leaves, stays = stub.Watch(asked), stub.Watch(asked)
+            for call in (leaves, stays):
+                assert (await call.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            leaves.cancel()
+            # The server has noticed when a later call has its answer.
+            await stub.Check(asked)
+            for serving in (True, False):
+                await health.set_serving(serving)
+                async with asyncio.timeout(10):
+                    received = (await stays.read()).status
+                assert received == (await stub.Check(asked)).status
+                assert (received == health_pb2.HealthCheckResponse.SERVING) is serving
+    finally:
+        await server.stop(None)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:65536", "127.0.0.1:-1", "127.0.0.1", ":50061", ""])
