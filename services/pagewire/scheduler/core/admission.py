@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pagewire.scheduler.core.batching.batch import WorkerBatch
 from pagewire.scheduler.core.batching.cached_prefix import Restart
 from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
+from pagewire.scheduler.core.followers import Followers
 from pagewire.scheduler.core.queue.policy import SchedulingPolicy
 from pagewire.scheduler.core.queue.waiting import WaitingQueue
 from pagewire.scheduler.core.routing import Candidate, Router
@@ -48,6 +49,7 @@ class Admission:
         self.held: list[Sequence] = []
         # The batches that take sequences.
         self.batches: list[WorkerBatch] = []
+        self._followers = Followers()
         # Is told of each preempted sequence.
         self.on_preempted: Callable[[Sequence], object] = lambda sequence: None
         # Preemptions of all workers, lost ones included.
@@ -145,6 +147,8 @@ class Admission:
         Lazy: a sequence starts when it is yielded, so the caller must exhaust the iterator.
         """
         self._release_held(now)
+        for sequence in self._followers.released(self.batches):
+            self.waiting.unpark(sequence)
         while self.waiting and (head := self._next()) is not None:
             if self.batches and not any(batch.fits(head) for batch in self.batches):
                 self.waiting.remove(head)
@@ -156,6 +160,9 @@ class Admission:
                 continue
             candidates = self._candidates(head, now)
             if not candidates:
+                if self._followers.follow(head, self.batches):
+                    self.waiting.park(head)
+                    continue
                 return
             chosen = self._router.choose(head, candidates)
             self.waiting.remove(head)

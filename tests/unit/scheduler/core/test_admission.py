@@ -90,3 +90,80 @@ def test_preemptions_are_counted_and_queued_again() -> None:
         batch.commit(plan.number, np.full(len(plan.rows), 5, np.int32))
     assert made.preemptions == 1
     assert made.waiting.head().arrival == 1
+
+
+class LongPromptAhead:
+    """A worker that computes a prompt of ten steps beside decodes, and sequences behind it."""
+
+    def __init__(self, workers: int = 1) -> None:
+        worker = WorkerLimits(2000, 4, 8, 64, memory_threshold=1.0, long_prompt_share=0.4)
+        self.made = admission(*[worker] * workers)
+        self.arrivals = 0
+        for _ in range(4):
+            self.arrive([1 + self.arrivals], 1000)
+        self.step()
+        self.leader = self.arrive(list(range(640)), 8)
+        self.step()
+        assert self.leader.state is State.PREFILL
+
+    def arrive(self, prompt: list[int], max_tokens: int = 8) -> Sequence:
+        tokens = np.array(prompt, np.int32)
+        arrived = Sequence(tokens, GREEDY, max_tokens, (7,), self.arrivals)
+        self.arrivals += 1
+        self.made.waiting.push(arrived)
+        return arrived
+
+    def step(self) -> None:
+        list(self.made.admit())
+        for batch in self.made.batches:
+            if (plan := batch.plan()) is not None:
+                batch.commit(plan.number, np.full(len(plan.rows), 5, np.int32), 1)
+            batch.check()
+
+    def computed(self) -> int:
+        found = self.made.batches[0].num_prefilled(self.leader)
+        return self.leader.num_known if found is None else found
+
+
+def test_only_those_that_begin_as_a_long_prompt_wait_for_it() -> None:
+    ahead = LongPromptAhead()
+    follower = ahead.arrive([*range(201), *[9] * 30])
+    other = ahead.arrive([8] * 5)
+    ahead.step()
+    assert ahead.made.waiting.head() is None
+    assert len(ahead.made.waiting) == 1
+    assert (follower.state, other.slot >= 0) == (State.PENDING, True)
+    while follower.state is State.PENDING:
+        computed = ahead.computed()
+        ahead.step()
+        assert (follower.slot >= 0) is (computed >= 200)
+    assert ahead.leader.state is State.PREFILL
+    assert follower.num_computed == 200
+
+
+def test_followers_go_on_when_their_long_prompt_leaves() -> None:
+    ahead = LongPromptAhead()
+    followers = [ahead.arrive([*range(600), *[9] * count]) for count in range(3)]
+    ahead.step()
+    assert ahead.made.waiting.head() is None
+    assert ahead.made.remove(followers[1]), "it may leave meanwhile"
+    ahead.made.batches[0].finish(ahead.leader.slot, State.COMPLETED)
+    ahead.step()
+    assert followers[0].slot >= 0, "the next one to compute it"
+    assert followers[1].state is State.PENDING
+    ahead.step()
+    assert followers[2].state is State.PENDING, "it follows the other one"
+
+
+def test_followers_go_elsewhere_when_the_worker_of_their_long_prompt_is_lost() -> None:
+    ahead = LongPromptAhead()
+    follower = ahead.arrive([*range(600), 9])
+    ahead.step()
+    [batch] = ahead.made.batches
+    ahead.made.lose_worker(batch, Loss(), 0.0)
+    assert ahead.made.waiting.head() is not None
+    assert follower in ahead.made.runnable()
+    ahead.made.add_worker(replace(batch.limits, num_slots=16))
+    for _ in range(200):
+        ahead.step()
+    assert len(ahead.made.waiting) == 0

@@ -148,6 +148,23 @@ class WorkerBatch:
             return None
         return cached
 
+    def leader_of(self, sequence: Sequence) -> tuple[Sequence, int] | None:
+        """The long prompt whose prefill will compute more of the sequence's beginning than is
+        cached, and the number of tokens that both begin with; None if there is none."""
+        slots = self._prefill.long.slots
+        if not slots or not self.fits(sequence):
+            return None
+        cached = self.find_cached(sequence)
+        leader = self._sharing.who_computes(sequence, cached, slots, self.slots)
+        return None if leader is None else (leader, self._sharing.num_shared(sequence, leader))
+
+    def num_prefilled(self, sequence: Sequence) -> int | None:
+        """The tokens of a sequence that the steps planned so far compute; None if it has ended its
+        prefill, or is not here."""
+        if sequence.state is not State.PREFILL or not self.slots.holds(sequence):
+            return None
+        return int(self.slots.computed[sequence.slot])
+
     def prefill_cost(self, sequence: Sequence, cached: CachedPrefix) -> float:
         """Tokens of the sequence to compute, and those that take as long as its loads from host
         memory."""
@@ -219,9 +236,10 @@ class WorkerBatch:
 
     def _must_wait(self, sequence: Sequence, cached: CachedPrefix) -> bool:
         """Whether another prefill computes the sequence's beginning, or not all would fit whole."""
-        return self._sharing.is_being_computed(
-            sequence, cached, self._prefill.slots, self.slots
-        ) or (self.limits.whole_sequences and not self._fits_whole(sequence))
+        slots, table = self._prefill.slots, self.slots
+        return self._sharing.who_computes(sequence, cached, slots, table) is not None or (
+            self.limits.whole_sequences and not self._fits_whole(sequence)
+        )
 
     def _fits_whole(self, sequence: Sequence) -> bool:
         """Whether the pool holds the sequence and all running ones at their longest."""

@@ -7,6 +7,8 @@ run again.
 
 from collections.abc import Callable, Iterable
 
+import numpy as np
+
 from pagewire.scheduler.core.batching.cached_prefix import CachedPrefix
 from pagewire.scheduler.core.batching.slot_table import SlotTable
 from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
@@ -55,18 +57,18 @@ class PrefixSharing:
         freed = 0 if reach is None else max(0, len(blocks) - reach)
         return CachedPrefix(size, blocks, [], partial, freed)
 
-    def is_being_computed(
+    def who_computes(
         self, sequence: Sequence, cached: CachedPrefix, prefilling: Iterable[int], table: SlotTable
-    ) -> bool:
-        """Whether one of the slots `prefilling` will compute the block after the cached full ones.
+    ) -> Sequence | None:
+        """The sequence in one of the slots `prefilling` that will compute the block after the
+        cached full ones; None if there is no such block or sequence.
 
         Steps run in order, so a block can be shared as soon as the step that computes it is
-        planned. That is soon: every plan continues the prefills in their order, and nothing is
-        admitted anyway while they have a whole step's budget left.
+        planned.
         """
         size = self._limits.block_size
         if not self._limits.prefix_caching or sequence.max_cached // size <= cached.num_full:
-            return False
+            return None
         begin = cached.num_full * size
         end = begin + size
         block = sequence.known_bytes(end, begin)
@@ -78,8 +80,19 @@ class PrefixSharing:
                 and other.known_bytes(end, begin) == block
                 and other.known_bytes(begin) == sequence.known_bytes(begin)
             ):
-                return True
-        return False
+                return other
+        return None
+
+    def num_shared(self, sequence: Sequence, other: Sequence) -> int:
+        """The tokens in full blocks with which both sequences begin, at most those to be cached."""
+        size = self._limits.block_size
+        most = min(sequence.max_cached, other.num_known) // size
+        blocks = (
+            np.frombuffer(each.known_bytes(most * size), np.int32).reshape(most, size)
+            for each in (sequence, other)
+        )
+        differ = (next(blocks) != next(blocks)).any(axis=1)
+        return size * (int(differ.argmax()) if differ.any() else most)
 
     # Sharing
 

@@ -11,11 +11,11 @@ Entry = tuple[tuple[int, ...], Sequence]
 
 
 class WaitingQueue:
-    """A heap for each group. A removed sequence stays in its heap until it comes to the top.
+    """A heap for each group. A removed or parked sequence stays in its heap until it is at the top.
 
-    Invariants: the top of each heap waits, so no group is empty. A heap has at most 2n + 16 entries
-    while n sequences wait; otherwise sequences that leave from behind a head that stays would never
-    be freed.
+    Invariants: the top of each heap waits and is not parked, so no group is empty. A heap has at
+    most 2n + 16 entries while n sequences wait; otherwise sequences that leave from behind a head
+    that stays would never be freed.
     """
 
     __slots__ = ("_groups", "_policy", "_waiting", "tokens")
@@ -23,7 +23,7 @@ class WaitingQueue:
     def __init__(self, policy: SchedulingPolicy) -> None:
         self._policy = policy
         self._groups: dict[str, list[Entry]] = {}
-        # By arrival; a heap's entry that is not here was removed.
+        # By arrival. A heap's entry that is not here, as the same object, was removed or parked.
         self._waiting: dict[int, Entry] = {}
         self.tokens = 0  # those of predictions, too: they take as much memory
 
@@ -74,16 +74,32 @@ class WaitingQueue:
         if self._waiting.pop(sequence.arrival, None) is None:
             return False
         self.tokens -= sequence.num_sent
+        self._tidy(sequence)
+        return True
+
+    def park(self, sequence: Sequence) -> None:
+        """Takes a waiting sequence out of the order until `unpark`; it waits all the same."""
+        self._waiting[sequence.arrival] = (self._policy.key(sequence), sequence)
+        self._tidy(sequence)
+
+    def unpark(self, sequence: Sequence) -> None:
+        """Puts a sequence into its place in the order again, if it still waits."""
+        if sequence.arrival in self._waiting:
+            entry = (self._policy.key(sequence), sequence)
+            self._waiting[sequence.arrival] = entry
+            heapq.heappush(self._groups.setdefault(self._policy.group(sequence), []), entry)
+
+    def _tidy(self, sequence: Sequence) -> None:
+        """Restores the invariants of the heap that has an entry of a sequence no longer in it."""
         group = self._policy.group(sequence)
-        heap = self._groups[group]
+        heap = self._groups.get(group, [])
         while heap and not self._waits(heap[0]):
             heapq.heappop(heap)
         if not heap:
-            del self._groups[group]
+            self._groups.pop(group, None)
         elif len(heap) > 2 * len(self._waiting) + 16:
             heap[:] = [entry for entry in heap if self._waits(entry)]
             heapq.heapify(heap)
-        return True
 
     def _head(self) -> Entry | None:
         if len(self._groups) <= 1:
