@@ -50,7 +50,7 @@ ENDED = -2
 class TokenHistory:
     """The tokens of all sequences, and guesses of their next ones. All int32, one row a slot.
 
-    The last slot is padding: its limit is 0, so a step computes no row of it.
+    The last slot is padding: its limit is 0, so steps compute none of its rows.
 
     Attributes:
         rows: `[slots, first + length]`. The known tokens are in column `first`, for position 0, to

@@ -65,8 +65,8 @@ class Routing:
 class ClampedSwiglu:
     """`gate * sigmoid(alpha * gate) * (up + 1)` instead of `silu(gate) * up`.
 
-    Before that, gates are clamped to at most `limit`, and `up` to `-limit` to `limit` (OpenAI,
-    2025, "gpt-oss-120b & gpt-oss-20b Model Card", section 2.1).
+    Before that, gates are clamped to at most `limit`, and `up` to the range from `-limit` to
+    `limit` (OpenAI, 2025, "gpt-oss-120b & gpt-oss-20b Model Card", section 2.1).
     """
 
     alpha: float

@@ -66,8 +66,8 @@ ROUTER_TABLE: tuple[tuple[int, RouterConfig], ...] = (
     (2048, RouterConfig(rows=16, tokens=32, block_k=256, warps=4, stages=3)),
 )
 MANY_TOKENS = RouterConfig(rows=64, tokens=64, block_k=64, warps=4, stages=4)
-# Up to MAX_SCORED_TOKENS tokens, the product with the router includes the norm. A program computes
-# SCORED_ROWS experts, by the largest number of tokens.
+# Up to MAX_SCORED_TOKENS tokens, the product with the router includes the norm. SCORED_ROWS are the
+# experts of a program, by the number of tokens up to which they apply.
 MAX_SCORED_TOKENS = 64
 SCORED_ROWS = {16: 2, 64: 4}
 # Up to this many tokens, rows are not sorted by expert: for plain and FP8 weights, and for MXFP4.

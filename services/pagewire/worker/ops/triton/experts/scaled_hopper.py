@@ -44,7 +44,7 @@ STAGES = gl.constexpr(4)  # tiles of inputs and weights in shared memory
 GROUP = gl.constexpr(8)
 CONSUMER_REGISTERS = gl.constexpr(232)
 LOADER_REGISTERS = gl.constexpr(40)
-# Rows of scales behind the last row that a tile may read.
+# Rows of scales after the last row that a tile may read.
 TAIL = 128
 # With fewer rows of an expert the plain kernel is faster: its programs are small, and more of them
 # start before the previous kernel has ended.

@@ -9,8 +9,8 @@ bytes are `[blocks of 64 rows, runs, rows, threads, words]`. Word `t` has eight 
 |---|---|---|---|---|
 | column | 16 t + 2 q | 64 behind | 8 behind | 72 behind |
 
-Bits 16 to 31 hold the columns one behind. So a shift and one logical instruction make the 16-bit
-numbers of two neighbouring columns.
+Bits 16 to 31 hold the column after each column of the table. So a shift and one logical instruction
+make the 16-bit numbers of two neighbouring columns.
 
 A pair has 32 bits: a scale, and above it the zero point plus `magic`. Kernels put a nibble into the
 mantissa of `magic`, which adds the two, and subtract the upper half of the pair.
