@@ -2,8 +2,8 @@
 
 `contract` documents each operation. `reference` implements them in plain torch for any device;
 tests compare the kernels with it. `triton` implements them for NVIDIA GPUs, with GEMMs of `cublas`.
-`triton.invariant` does so with results that do not depend on the batch.
-What decides when an operation runs belongs to `runtime` and `model`, not here.
+The results of `triton.invariant` do not depend on the batch. `runtime` and `model` decide when an
+operation runs.
 """
 
 from __future__ import annotations

@@ -23,14 +23,14 @@ def multiprocessors(device: torch.device) -> int:
 def dependent_launch(device: torch.device) -> bool:
     """Tell whether the device has programmatic dependent launch (PDL): Hopper and later.
 
-    With PDL a kernel may start before the kernel launched before it has ended.
+    With PDL a kernel may start before the previous kernel has ended.
     """
     return device.type == "cuda" and bool(torch.cuda.get_device_capability(device) >= (9, 0))
 
 
 @cache
 def is_hopper(device: torch.device) -> bool:
-    """Tell whether the device is of sm_90, the only one that has Hopper's instructions."""
+    """Tell whether the device is sm_90, the only architecture that has Hopper's instructions."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
@@ -38,6 +38,6 @@ def is_hopper(device: torch.device) -> bool:
 def step_stream() -> torch.cuda.Stream:
     """Return the stream of all steps, the default one.
 
-    To look up the current stream takes 5 us, and a step has six uses of it.
+    Looking up the current stream takes 5 us, and a step uses it six times.
     """
     return torch.cuda.default_stream()

@@ -1,6 +1,6 @@
-"""What the runtime and every implementation of the operations agree on.
+"""The interface between the runtime and the implementations of the operations.
 
-A Protocol documents each operation: its arguments, shapes, dtypes and result. Beside them lie the
-dataclasses of tensors that operations take, and the constants that both sides must know. No
-operation is implemented here.
+A Protocol documents each operation: its arguments, shapes, dtypes and result. The dataclasses that
+operations accept, and the constants that both sides use, are also here. No operation is
+implemented here.
 """

@@ -31,7 +31,7 @@ class ActivationOps(Protocol):
     def activate(self, x: Tensor, activation: Activation, *, gated: bool) -> Tensor:
         """Return `activation(gate) * up` if gated, else `activation(x)`, rounded once.
 
-        GELU is of Hendrycks and Gimpel, 2016; `gelu_tanh` is their approximation
+        GELU is from Hendrycks and Gimpel, 2016; `gelu_tanh` is their approximation
         `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))`. A gate with it is GeGLU (Shazeer,
         2020). Everything is computed in float32.
 

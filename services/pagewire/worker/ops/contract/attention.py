@@ -20,7 +20,7 @@ class AttentionOps(Protocol):
     """Attention of decode rows and of prefill chunks."""
 
     def shared_prefix_limits(self, dtype: torch.dtype, head_dim: int, group: int) -> PrefixLimits:
-        """Return the limits of the items that `decode_attention` takes as `shared`.
+        """Return the limits of the items that `decode_attention` accepts as `shared`.
 
         Args:
             dtype: of queries, keys and values.
@@ -48,8 +48,8 @@ class AttentionOps(Protocol):
             shared, window: as in `decode_attention`.
 
         Returns:
-            A value of the implementation's own, valid until `lengths` or `shared` change, or None
-            if it needs no plan.
+            A value private to the implementation, valid until `lengths` or `shared` change, or None
+            if the implementation needs no plan.
         """
 
     def decode_attention(
@@ -78,21 +78,21 @@ class AttentionOps(Protocol):
             k_cache, v_cache: `[num_blocks, kv_heads, block_size, head_dim]`, contiguous.
             block_tables: `[slots, max_blocks]` int32.
             slots: `[rows]` int32, the block table row of each query row.
-            lengths: `[rows]` int32, cached tokens of each row, the new one included. A row of
-                length 0 gives zeros. A negative length leaves the row of `out` unchanged.
+            lengths: `[rows]` int32, cached tokens of each row, the new one included. The result of
+                length 0 is zero. A negative length leaves the row of `out` unchanged.
             scale: multiplies the scores, usually `head_dim ** -0.5`; positive.
             scales: of caches in float8_e4m3fn; None for caches in the dtype of `q`.
-            shared: prefixes that rows have in common, which an implementation may read once for
-                all of these rows. The result is the same without them.
+            shared: prefixes that rows share. An implementation may read a prefix once for all its
+                rows. The result is the same without them.
             plan: the result of `plan_decode` for these `lengths`, `shared` and `window`, or None.
             beside_prefill: True promises that the call before this one was `prefill_attention`
                 with the same queries. Both may then run at the same time.
-            window: the token sees this many last positions, its own included; None: all. Prefixes
-                in `shared` may then be read once for each row.
+            window: number of last positions that the token sees, its own included; None for all.
+                With a window, prefixes in `shared` may be read once for each row.
             soft_cap: scores become `soft_cap * tanh(score / soft_cap)`; None leaves them.
-            sinks: `[query_heads]` or None, a score of each head that no position has: it is added
-                to the sum of the softmax and to nothing else (Xiao et al., 2023, "Efficient
-                Streaming Language Models with Attention Sinks", and OpenAI's gpt-oss).
+            sinks: `[query_heads]` or None, one more score of each head, without a position. It is
+                only added to the sum of the softmax (Xiao et al., 2023, "Efficient Streaming
+                Language Models with Attention Sinks", and OpenAI's gpt-oss).
             out: `[rows, query_heads, head_dim]` to write to, or None for a new tensor.
 
         Returns:
@@ -123,11 +123,11 @@ class AttentionOps(Protocol):
         """Attend causally from each chunk to its cached prefix and to itself.
 
         Query j of chunk i has position `lengths[i] - (query_starts[i+1] - query_starts[i]) + j` in
-        its sequence. It sees all positions up to its own, or the last `window` of these.
+        its sequence. It sees all positions up to its own, or only the last `window` positions.
 
         Args:
-            q: `[tokens, query_heads, head_dim]`, contiguous: tokens of no chunk, the chunks one
-                after another, tokens of no chunk.
+            q: `[tokens, query_heads, head_dim]`, contiguous: the chunks one after another. Tokens
+                without a chunk may precede and follow the chunks.
             k_cache, v_cache: `[num_blocks, kv_heads, block_size, head_dim]`, contiguous. The keys
                 and values of the chunks are already written.
             block_tables: `[slots, max_blocks]` int32.
@@ -135,7 +135,7 @@ class AttentionOps(Protocol):
             query_starts: `[chunks + 1]` int32, where each chunk begins in `q`, then the end of the
                 last chunk.
             lengths: `[chunks]` int32, cached tokens after the chunk: prefix and chunk together. A
-                chunk of length 0 gives zeros: its tokens are padding.
+                chunk of length 0 is padding: its results are zero.
             scale: multiplies the scores, usually `head_dim ** -0.5`; positive.
             max_query_length: tokens of the longest chunk that is not padding, or more.
             scales, window, soft_cap, sinks: as in `decode_attention`.

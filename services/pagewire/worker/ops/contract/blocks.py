@@ -19,7 +19,7 @@ MIN_SCALE = 2.0**-126
 
 @dataclass(frozen=True, slots=True)
 class KVScales:
-    """The scales of a layer's FP8 cache: a key or value of a head is its FP8 numbers times one.
+    """The scales of a layer's FP8 cache: a head's key or value is its FP8 numbers times a scale.
 
     The scale of a token and head is its largest magnitude divided by `FP8_LARGEST`, and at least
     `MIN_SCALE`.
@@ -46,8 +46,8 @@ class BlockOps(Protocol):
     ) -> Tensor:
         """Copy blocks `sources` of `source` to blocks `targets` of `target`.
 
-        A part is the keys or the values of one layer. One of the two memories may be the host's:
-        it is then pinned, and the other one is the device's.
+        A part is the keys or the values of one layer. One of the two memories may be pinned memory
+        of the host; the other one is then the device's.
 
         Args:
             source: `[parts, blocks, values]`. The values of a part of a block are adjacent; the

@@ -1,10 +1,10 @@
 """The first and the last operations of a decode step whose rows may be drafts.
 
-A sequence has one row or several in such a step. The first computes its last token, the others
-guesses of the tokens behind it, one position after the other. What the host does not know when it
-queues the step is in `TokenHistory`: the positions, the guesses, and the tokens they come from.
-These are the sequence's own tokens, its prediction, which is the client's guess of the whole
-output, and recent outputs of the same cache salt.
+A sequence has one row or several in such a step. The first row computes the sequence's last token.
+The other rows compute guesses of the next tokens, one position each. `TokenHistory` has the data
+that the host does not have yet when it queues the step: positions, guesses, and the tokens that
+guesses come from. These tokens are the sequence's own, its prediction (the client's guess of the
+whole output), and recent outputs of the same cache salt.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ SLOTS, PLACES, OFFSETS = range(3)
 TOKENS, COUNTS, DRAFTED, RIGHT, DRAFTERS = range(5)
 NUM_RESULTS = 5
 
-# What guesses were made from: the sequence's own tokens, its prediction, a draft model, which
-# guesses only where none of the others does, or recent outputs.
+# The source of guesses: the sequence's own tokens, its prediction, a draft model, or recent
+# outputs. The draft model guesses only where no other source does.
 SUFFIX, PREDICTION, MODEL, RECENT = range(4)
 
 # Columns of `TokenHistory.predictions`.
 PREDICTED, REACHED, EDIT, RUN = range(4)
 OUT_OF_STEP = -1  # as REACHED
 
-# The most tokens at the end of a sequence that are compared with earlier ones.
+# At most this many tokens at the end of a sequence are compared with earlier ones.
 LONGEST_MATCH = 24
-# How many equal tokens in a row find the place in a prediction. Up to `NEAR_EDIT` tokens behind an
-# edit one is enough.
+# This many equal tokens in a row find the place in a prediction. One is enough up to `NEAR_EDIT`
+# tokens after an edit.
 SURE_MATCH = 3
 NEAR_EDIT = 12
 # A prediction has fewer tokens than this.
 MAX_PREDICTED = 1 << 24
 
-# The token of a sequence that has had all its tokens before. FAILED is -1.
+# The token of a sequence that already had all its tokens. FAILED is -1.
 ENDED = -2
 
 
@@ -50,25 +50,25 @@ ENDED = -2
 class TokenHistory:
     """The tokens of all sequences, and guesses of their next ones. All int32, one row a slot.
 
-    The last row is that of padding: its limit is 0, so it has no rows.
+    The last slot is padding: its limit is 0, so steps compute none of its rows.
 
     Attributes:
-        rows: `[slots, first + length]`. The known tokens begin at column `first` with that of
-            position 0, and end with that of `positions`. The prediction is at the end of the row,
-            until the sequence needs the place.
-        positions: `[slots]`, the position of the last known token, which the next row computes.
+        rows: `[slots, first + length]`. The known tokens are in column `first`, for position 0, to
+            column `first + positions`. The prediction is at the end of the row, until the known
+            tokens need the place.
+        positions: `[slots]`, the position of the last known token, which the next step computes.
         limits: `[slots]`, the position of the last token that the sequence may get.
-        guesses: `[slots, most]`, the tokens that may come next.
-        guessed: `[slots]`, how many guesses there are.
-        drafters: `[slots]`, what they were made from.
-        predictions: `[slots, 4]`: how many tokens the prediction has, 0 for none; the place in it
-            of the next token of the output, or OUT_OF_STEP; the place at which the output left it
-            last; and how many tokens before that of the next one were right without a gap.
-        num_recent: `[slots]`, how many of the `first` columns hold recent outputs: the last ones.
-            A negative token is behind each output, and in column `first - 1`.
+        guesses: `[slots, most]`, the guesses of the next tokens.
+        guessed: `[slots]`, the number of guesses.
+        drafters: `[slots]`, the source of the guesses.
+        predictions: `[slots, 4]`: the number of tokens of the prediction, 0 for none; the place of
+            the output's next token in it, or OUT_OF_STEP; the place where the output last left it;
+            and the number of right tokens in a row before the place of the next one.
+        num_recent: `[slots]`, the number of columns with recent outputs, directly before column
+            `first`. A negative token follows each output, and is in column `first - 1`.
         first: a multiple of 4, so that the known tokens are aligned.
-        min_match: how many of the last tokens must have come before. With fewer, nothing is
-            guessed from them.
+        min_match: at least this many of the last tokens must have occurred before. With fewer,
+            there are no guesses from them.
     """
 
     rows: Tensor
@@ -88,7 +88,7 @@ class TokenHistory:
         return self.rows[:, self.first :]
 
     def locate(self, slots: Tensor, places: Tensor, offsets: Tensor) -> LocatedRows:
-        """Where rows are, as `begin_drafted` says; for steps that begin in another way.
+        """Return where rows are, as `begin_drafted` does; for steps that begin in another way.
 
         Args:
             slots, places, offsets: `[rows]` int32, as in the inputs of `begin_drafted`.
@@ -124,14 +124,14 @@ class DraftOps(Protocol):
     ) -> tuple[Tensor, LocatedRows]:
         """Append blocks to block tables, place the rows and embed their tokens.
 
-        The row of place 0 computes the last token of its sequence if it may get another one. The
-        row of place `i` computes guess `i - 1` if there is one, at `i` positions behind, if the
-        sequence may get the token after it, too.
+        The row of place 0 computes the last token of its sequence, if the sequence may get another
+        token. The row of place `i` computes guess `i - 1`, `i` positions later, if there is such a
+        guess and the sequence may also get the token after it.
 
         Args:
             inputs: `[6, rows]` int32: the slot of each row, its place among the rows of its
                 sequence, and its offset, which is the index of its token in the output minus its
-                position; then slot, column and block of as many block table writes, as in
+                position; then slot, column and block of a block table write for each row, as in
                 `begin_decode`.
             embedding: `[vocabulary, hidden]`.
             history: read.
@@ -153,19 +153,21 @@ class DraftOps(Protocol):
     ) -> Tensor:
         """Keep the tokens of each sequence and guess its next ones.
 
-        A sequence gets the token of its first row, and that of each row whose guess is the token
-        drawn before it and whose `hidden` is finite, up to the first row that is not so.
+        A sequence gets the token of its first row. It also gets the token of each following row, as
+        long as the row's guess is the token drawn before it and its `hidden` is finite.
 
-        The guesses are the next tokens of its prediction, if its output is in step with it. After
-        an edit it is in step again behind the longest match of its last tokens with SURE_MATCH
-        tokens or more, or else with one or more if the next place is 1 to NEAR_EDIT tokens behind
-        the place of the edit. Of several it is the first one behind that place, or else the last.
+        If the output is in step with the prediction, the guesses are the prediction's next tokens.
+        After an edit the output is in step again at the place after the longest match of its last
+        tokens. A match has SURE_MATCH tokens or more; one token is enough if the place is 1 to
+        NEAR_EDIT tokens after the place of the edit. Of equally long matches, the first one after
+        the place of the edit counts, or else the last one.
 
-        Otherwise the guesses are what followed the latest of the longest earlier occurrences of
-        the last tokens, of which LONGEST_MATCH are compared; there are none if fewer than
-        `history.min_match` are equal. Recent outputs count as earlier than the known tokens, and
-        occurrences behind which an output ended do not count. If fewer than `most` known tokens
-        followed, they repeat; of a recent output there are as many guesses as tokens followed.
+        Otherwise the guesses are the tokens that followed an earlier occurrence of the last tokens:
+        the longest one, and the latest of equally long ones. At most LONGEST_MATCH tokens are
+        compared. If fewer than `history.min_match` are equal, there are no guesses. Recent outputs
+        count as earlier than the known tokens. An occurrence at the end of an output does not
+        count. If fewer than `most` known tokens followed, they repeat. Guesses from a recent output
+        end with that output.
 
         Args:
             tokens: `[rows]` int32, as drawn.
@@ -178,9 +180,9 @@ class DraftOps(Protocol):
                 counts. Such a sequence has one row. None promises that no row has penalties.
 
         Returns:
-            `[5, rows]` int32. For all rows the token. For those of place 0 the number of tokens
-            that the sequence got, 1 for one that failed or had ended; the number of its guesses
+            `[5, rows]` int32. All rows have the token. Rows of place 0 also have the number of
+            tokens that the sequence got, 1 if it failed or had ended; the number of its guesses
             that were computed; whether its first guess, computed or not, was its next token; and
-            what these guesses were made from. A row of place 0 has the token FAILED where `hidden`
-            is not finite, and ENDED where it was not computed.
+            the source of these guesses. A row of place 0 has the token FAILED if `hidden` is not
+            finite, and ENDED if the row was not computed.
         """

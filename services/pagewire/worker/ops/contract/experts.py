@@ -3,11 +3,11 @@
 A layer is two operations: `norm_route` normalizes tokens and chooses experts for each, and
 `experts_add` computes the experts. They consist of others: `route` chooses experts,
 `sort_by_expert` puts the tokens of an expert side by side, `experts_gate_up_silu_mul` and
-`experts_down` compute the experts, and `add_experts` sums what they give to each token.
+`experts_down` compute the experts, and `add_experts` sums their results for each token.
 
 A *pair* is a token and one of its experts: pair `token * top_k + i` is the token and its expert i.
 A *row* is a pair's place after sorting. The result of a token depends on this token alone: other
-tokens change in which row a pair is computed, but not with which operations.
+tokens change the row of a pair, but not the operations that compute it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pagewire.worker.ops.contract.quantized import LinearWeight, QuantizedInput
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How the experts of a token and their weights follow from the logits of the router.
+    """How the router's logits determine the experts of a token and their weights.
 
     `softmax` weighs an expert by its probability among all experts. `sigmoid` weighs each expert by
     itself; a correction added to the weights decides only which experts are chosen (DeepSeek-AI,
@@ -65,8 +65,8 @@ class Routing:
 class ClampedSwiglu:
     """`gate * sigmoid(alpha * gate) * (up + 1)` instead of `silu(gate) * up`.
 
-    Gates are at most `limit` before, and `up` is between `-limit` and `limit` (OpenAI, 2025,
-    "gpt-oss-120b & gpt-oss-20b Model Card", section 2.1).
+    Before that, gates are clamped to at most `limit`, and `up` to the range from `-limit` to
+    `limit` (OpenAI, 2025, "gpt-oss-120b & gpt-oss-20b Model Card", section 2.1).
     """
 
     alpha: float
@@ -85,7 +85,7 @@ class Routes:
 class ExpertRows:
     """The pairs of a batch in the order of their experts; pairs of one expert keep their order.
 
-    Tensors are int32 on the device. The number of pairs of each expert is known only there.
+    Tensors are int32 on the device. The host does not have the number of pairs of each expert.
     """
 
     top_k: int
@@ -94,12 +94,12 @@ class ExpertRows:
     starts: Tensor  # [experts + 1], the first row of each expert, then the number of rows
     tile: int  # rows of a tile
     # [2, tiles]: expert and first row of each tile. A tile holds rows of one expert. There are as
-    # many tiles as any routes could need; unused ones are last and have the expert -1 - used.
+    # many tiles as any routes could need. Unused ones are last; their expert is -1 - (used tiles).
     tiles: Tensor
 
 
 class ExpertOps(Protocol):
-    """The operations of a layer with experts: the two of a model, then what they consist of."""
+    """The operations of a layer with experts: the two that models call, then their parts."""
 
     def norm_route(
         self,
@@ -161,9 +161,8 @@ class ExpertOps(Protocol):
     ) -> Routes:
         """Choose the experts of each token.
 
-        Logits are `x @ router.T + bias` in float32. Those that are not numbers are chosen last. If
-        all of them are not, the weights are not either: a token whose input is not finite can be
-        found.
+        Logits are `x @ router.T + bias` in float32. NaNs are chosen last. If all logits of a token
+        are NaN, its weights are NaN too, so that a token whose input is not finite can be found.
 
         Args:
             x: `[tokens, hidden]`, normalized.
@@ -175,7 +174,7 @@ class ExpertOps(Protocol):
         """
 
     def sort_by_expert(self, experts: Tensor, num_experts: int) -> ExpertRows:
-        """Put the pairs of each expert side by side. The host waits for nothing.
+        """Put the pairs of each expert side by side. The host does not wait for the device.
 
         Args:
             experts: `[tokens, top_k]` int32, each below `num_experts`.

@@ -3,8 +3,8 @@
 The cache of a layer holds for each token one latent vector of `rank` values and one rotated key of
 `rotated_dim` values: `[num_blocks, 1, block_size, rank + rotated_dim]`. Keys and values of a head
 are products of the latent vector and matrices of the head, `up_k` and `up_v`. Attention never
-computes them: it is in the *absorbed* form. A query is multiplied by its head's `up_k` before, and
-what it has attended to by `up_v` after, for
+computes them: it has the *absorbed* form. A query is multiplied by its head's `up_k` before
+attention, and the result by `up_v` after it, because
 
     q . (up_k c) = (up_k^T q) . c        sum_i w_i (up_v c_i) = up_v (sum_i w_i c_i)
 
@@ -42,9 +42,9 @@ class LatentOps(Protocol):
         """Rotate queries, and write normalized latent vectors and rotated keys to the cache.
 
         The last `rotated_dim` values of each query, and of `latent`, are rotated by the position of
-        their token; the two halves of these are the real and the imaginary parts. The first `rank`
-        values of `latent` are RMS-normalized. Everything is computed in float32 and rounded once. A
-        token goes to row `position % block_size` of block
+        their token. The two halves of these values are the real and the imaginary parts. The first
+        `rank` values of `latent` are RMS-normalized. Everything is computed in float32 and rounded
+        once. A token is written to row `position % block_size` of block
         `block_tables[slot, position // block_size]`.
 
         Args:
@@ -84,8 +84,8 @@ class LatentOps(Protocol):
             dtype: of queries and cache.
 
         Returns:
-            A value of the implementation's own, valid until `lengths` change, or None if it needs
-            no plan.
+            A value private to the implementation, valid until `lengths` change, or None if the
+            implementation needs no plan.
         """
 
     def latent_decode_attention(
@@ -110,8 +110,8 @@ class LatentOps(Protocol):
             cache: `[num_blocks, 1, block_size, rank + rotated_dim]`, contiguous.
             block_tables: `[slots, max_blocks]` int32.
             slots: `[rows]` int32, the block table row of each query row.
-            lengths: `[rows]` int32, cached tokens of each row, the new one included. A row of
-                length 0 gives zeros. A negative length leaves the row of `out` unchanged.
+            lengths: `[rows]` int32, cached tokens of each row, the new one included. The result of
+                length 0 is zero. A negative length leaves the row of `out` unchanged.
             scale: multiplies the scores; positive.
             plan: the result of `plan_latent_decode` for these `lengths`, or None.
             out: `[rows, heads, rank]` to write to, contiguous, or None for a new tensor.

@@ -1,7 +1,7 @@
 """Linear layers, alone and fused with the operations around them.
 
-A fused operation computes what its parts compute one after another; an implementation may round
-fewer times in between.
+A fused operation has the result of its parts in sequence; an implementation may round fewer times
+between them.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ LARGEST_BELOW_ONE = 1.0 - 2.0**-24  # in float32
 # For smaller v, -log(1 - v) is computed by its series: 1 - v would round the digits of v away.
 SERIES_BELOW = 2.0**-6
 
-# Upper bits of a logit in float32 that can differ between two logits of a model, by the dtype that
-# the model gives. Filters compare these bits only, so adjusted logits that differ in lower bits
+# Upper bits of a logit in float32 that can differ between two logits of a model, by the dtype of
+# the model's logits. Filters compare these bits only, so adjusted logits that differ in lower bits
 # are tied.
 KEY_BITS = {torch.bfloat16: 16, torch.float16: 20, torch.float32: 32}

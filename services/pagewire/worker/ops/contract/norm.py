@@ -13,7 +13,7 @@ class NormOps(Protocol):
     def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         """Return `x / sqrt(mean(x^2) + eps) * weight`, computed in float32 and rounded once.
 
-        RMSNorm is of Zhang and Sennrich, 2019, "Root Mean Square Layer Normalization".
+        RMSNorm is from Zhang and Sennrich, 2019, "Root Mean Square Layer Normalization".
 
         Args:
             x: `[tokens, hidden]`.
@@ -27,7 +27,7 @@ class NormOps(Protocol):
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
         """Return `(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`, in float32, rounded once.
 
-        LayerNorm is of Ba, Kiros and Hinton, 2016, "Layer Normalization".
+        LayerNorm is from Ba, Kiros and Hinton, 2016, "Layer Normalization".
 
         Args:
             x: `[tokens, hidden]`.

@@ -13,8 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-# Columns of a run: a byte holds a column of its first half and the one in the same place of its
-# second half. A kernel thus reads a run at once, and needs no exchange between threads.
+# Columns of a run. A byte holds a column of the run's first half and the column in the same place
+# of its second half. So a kernel reads a run at once, without an exchange between threads.
 RUN = 128
 # The numbers of E2M1 by their bits.
 FLOAT4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
@@ -26,8 +26,8 @@ LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 class InputFormat:
     """How the inputs of a layer with a scaled weight are quantized.
 
-    `group` inputs of a token share a scale; None is all of them. `scale [1]` float32 is static;
-    None computes the scale as the largest magnitude over that of `dtype`.
+    `group` inputs of a token share a scale; None means all inputs. `scale [1]` float32 is static;
+    with None the scale is the largest magnitude of the inputs divided by that of `dtype`.
     """
 
     dtype: torch.dtype
@@ -41,15 +41,15 @@ class QuantizedInput:
 
     values: Tensor  # [tokens, in_features], int8 or float8_e4m3fn
     scales: Tensor  # [tokens, groups] float32
-    dtype: torch.dtype  # of the inputs before, and of what is computed from them
+    dtype: torch.dtype  # of the inputs before quantization, and of the results
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledWeight:
     """A weight in eight bits, `values * scales`: FP8 or INT8.
 
-    A scale is for `block` rows and columns: (1, in_features) is one a channel, (128, 128) is the
-    block format of FP8. The last blocks may be smaller.
+    A scale is for `block` rows and columns: (1, in_features) is one for each channel, (128, 128) is
+    the block format of FP8. The last blocks may be smaller.
     """
 
     values: Tensor  # [out_features, in_features], int8 or float8_e4m3fn
@@ -77,7 +77,7 @@ class ScaledWeight:
         return ScaledWeight(self.values[start:stop], scales, self.block, self.input_scale)
 
     def in_order(self, order: Tensor) -> ScaledWeight:
-        """A copy with the rows `order`, each of which gets scales of its own."""
+        """A copy with the rows `order`; each row has its own scales."""
         height, width = self.block
         scales = self.scales.repeat_interleave(height, 0)[order]
         values = self.values.view(torch.uint8)[order].view(self.values.dtype)
@@ -96,7 +96,7 @@ class GroupedWeight:
     With `float4`, values are numbers of the type E2M1, and a scale is the exponent of a power of
     two, with 127 added (MXFP4; Open Compute Project, 2023, "OCP Microscaling Formats").
 
-    With `pairs` it is arranged: the bytes have another order, and rows are padded (see
+    With `pairs` the weight is arranged: the bytes have another order, and rows are padded (see
     `triton.quantized.fragments`).
     """
 
@@ -187,9 +187,9 @@ class QuantizedOps(Protocol):
     ) -> Tensor:
         """Return `x @ weight.T + bias`.
 
-        Products of FP8 are added up in float32, in sums of at most 128 products: the tensor cores
-        of Hopper keep fewer bits. Those of INT8 are added up exactly. The order of the sums does
-        not depend on the number of tokens, but that one token may have its own.
+        Products of FP8 are added up in float32, in sums of at most 128 products, because the tensor
+        cores of Hopper keep fewer bits. Products of INT8 are added up exactly. The order of the
+        sums does not depend on the number of tokens, except that a single token may have its own.
 
         Args:
             x: `[tokens, in_features]`, quantized in the weight's `input_format`.
@@ -210,7 +210,7 @@ class QuantizedOps(Protocol):
         """
 
     def arranged(self, weight: GroupedWeight) -> GroupedWeight:
-        """Return `weight` as the kernels of its device read it fastest.
+        """Return `weight` in the layout that the kernels of its device read fastest.
 
         The bytes of `weight` may change, so it must not be used afterwards.
         """
@@ -239,8 +239,8 @@ class QuantizedOps(Protocol):
     ) -> Tensor:
         """Add a gated MLP of `residual [tokens, hidden]` to it in place; return it.
 
-        Its inner values are `silu_mul(norm_quantize_linear(residual, ..., gate_up))`; with `down`
-        they are added as by `quantize_linear_add`.
+        The inner values are `silu_mul(norm_quantize_linear(residual, ..., gate_up))`. Their product
+        with `down` is added as by `quantize_linear_add`.
 
         Args:
             gate_up: `[2 * intermediate, hidden]`, the gates first.
@@ -254,10 +254,10 @@ class QuantizedOps(Protocol):
         bias: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Return `x @ weight.T + bias`, the weight rounded to the dtype of `x` before.
+        """Return `x @ weight.T + bias`, with the weight first rounded to the dtype of `x`.
 
-        One token may be multiplied by weights that are not rounded. Numbers of tokens may have sums
-        of different orders.
+        A single token may be multiplied by weights that are not rounded. The order of the sums may
+        depend on the number of tokens.
 
         Args:
             x: `[tokens, in_features]`.

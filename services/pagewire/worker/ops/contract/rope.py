@@ -10,7 +10,7 @@ from pagewire.worker.ops.contract.blocks import KVScales
 
 
 class RopeOps(Protocol):
-    """What a layer computes before attention."""
+    """The operations of a layer before attention."""
 
     def norm_qkv_rope_kv_write(
         self,

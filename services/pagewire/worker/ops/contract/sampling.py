@@ -86,9 +86,9 @@ class SamplingOps(Protocol):
     def sample(self, logits: Tensor, state: SamplingState, filtered: bool = True) -> Tensor:
         """Draw one token for each row.
 
-        Logits are changed in this order: biases are added, stop tokens that may not come yet are
+        Logits are changed in this order: biases are added, stop tokens that are not allowed yet are
         banned, penalties are applied, the result is divided by the temperature. Then `min_p` and
-        `top_k` filter tokens, then `top_p`, relative to the mass that the other two left. Tokens
+        `top_k` filter tokens, then `top_p`, relative to the mass that the other two kept. Tokens
         that tie at the boundary of a filter are all kept. Among tied scores the lowest id wins.
 
         Args:
@@ -109,16 +109,16 @@ class SamplingOps(Protocol):
             mask_rows: `[rows]` int32, the row of `masks` for each row of `logits`; -1 for a row
                 without a mask.
             masks: `[masks, words]` int32, contiguous, at least a bit for each token: bit `i % 32`
-                of word `i // 32` is set if token `i` may come.
+                of word `i // 32` is set if token `i` is allowed.
         """
 
     def await_masks(self, ready: Tensor, mask_rows: Tensor, stamps: Tensor) -> None:
-        """Return, on the stream, once processes of the host have written all masks of some rows.
+        """Wait, on the stream, until processes of the host have written all masks of some rows.
 
         Args:
-            ready: `[slots]` int64, memory of the host: how far the mask of each slot is.
+            ready: `[slots]` int64, memory of the host: the stamp that each slot's mask has reached.
             mask_rows: `[rows]` int32, the slot of each row; -1 for a row without a mask.
-            stamps: `[rows]` int64, how far the mask of each row must be.
+            stamps: `[rows]` int64, the stamp that the mask of each row must reach.
         """
 
     def fetch_masks(self, host: Tensor, mask_rows: Tensor, masks: Tensor) -> None:
@@ -131,15 +131,15 @@ class SamplingOps(Protocol):
         """
 
     def begin_wait(self, began: Tensor) -> None:
-        """Note the time, in nanoseconds, in `began [1]` int64."""
+        """Store the time, in nanoseconds, in `began [1]` int64."""
 
     def end_wait(self, began: Tensor, waits: Tensor, turns: Tensor) -> None:
-        """Note how long ago `begin_wait` was, in nanoseconds.
+        """Store the time since `begin_wait`, in nanoseconds.
 
         Args:
-            began: `[1]` int64, as `begin_wait` left it.
-            waits: `[turns]` int64, memory of the host, of which one element is written.
-            turns: `[rows]` int32, the first of which is the index of that element.
+            began: `[1]` int64, as `begin_wait` stored it.
+            waits: `[turns]` int64, memory of the host; one element is written.
+            turns: `[rows]` int32; the first value is the index of that element.
         """
 
     def logprobs(
@@ -147,8 +147,8 @@ class SamplingOps(Protocol):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the log probability of each row's token, and of its `k` most likely tokens.
 
-        They belong to the softmax of the logits as the model gave them: before biases, bans,
-        penalties, temperature and filters.
+        They belong to the softmax of the model's own logits: before biases, bans, penalties,
+        temperature and filters.
 
         Args:
             logits: `[rows, vocabulary]`.

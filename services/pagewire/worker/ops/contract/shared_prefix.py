@@ -17,12 +17,12 @@ ITEM_FIELDS = 6
 
 @dataclass(frozen=True, slots=True)
 class PrefixLimits:
-    """Which ranges of shared prefixes an implementation reads."""
+    """The limits of the shared prefixes that an implementation reads."""
 
     members: int  # rows of an item at most
-    unit: int = RANGE_UNIT  # a range begins and ends at multiples of so many positions
+    unit: int = RANGE_UNIT  # a range begins and ends at multiples of this many positions
     max_ranges: int = MAX_RANGES  # of one row
-    max_positions: int | None = None  # of a range; None if any number is right
+    max_positions: int | None = None  # of a range; None for no limit
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ FAILED = -1
 
 
 class StepOps(Protocol):
-    """What a decode step does before its first and after its last layer."""
+    """The operations of a decode step before its first and after its last layer."""
 
     def begin_decode(
         self, inputs: Tensor, embedding: Tensor, last_tokens: Tensor, block_tables: Tensor
@@ -26,7 +26,7 @@ class StepOps(Protocol):
 
         Args:
             inputs: `[6, rows]` int32: slot, position and output index of each row, then slot,
-                column and block of as many block table writes. A row without a write names the
+                column and block of a block table write for each row. A row without a write has the
                 padding slot, column 0 and block 0.
             embedding: `[vocabulary, hidden]`.
             last_tokens: `[slots]` int32, the token that was last drawn for each slot.
@@ -48,7 +48,7 @@ class StepOps(Protocol):
             indices: `[rows]` int32, becomes `index` of the result.
 
         Returns:
-            Tensors by row. Of `adjustments` only `kinds` and `slots` are by row.
+            Tensors by row. In `adjustments` only `kinds` and `slots` are by row.
         """
 
     def end_decode(

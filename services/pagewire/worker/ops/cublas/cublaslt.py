@@ -1,6 +1,6 @@
 """Bindings of cuBLASLt: list the algorithms of a GEMM and run one of them.
 
-torch always takes the first algorithm that the library's heuristic lists. Names and numbers here
+torch always uses the first algorithm that the library's heuristic lists. Names and numbers here
 are those of `cublasLt.h`. The library is the one that torch has loaded.
 """
 

@@ -1,10 +1,10 @@
 """GEMMs of cuBLASLt, each by the algorithm that was measured to be the fastest.
 
-torch takes the first algorithm that cuBLAS's heuristic lists. On an H200 it is up to 30 % slower
+torch uses the first algorithm that cuBLAS's heuristic lists. On an H200 it is up to 30 % slower
 than the best listed one at 100 tokens, and up to 8 % at 8,000. From 136 to 512 tokens the best
-listed one is up to 20 % slower than tiles that the heuristic does not list (`one_wave`). How much
-depends on the shape, so a worker measures at its start. Shapes that were not measured run with
-torch's algorithm. See docs/decisions/gemm-algorithms-are-measured.md.
+listed one is up to 20 % slower than tiles that the heuristic does not list (`one_wave`). The
+difference depends on the shape, so a worker measures at its start. Shapes that were not measured
+run with torch's algorithm. See docs/decisions/gemm-algorithms-are-measured.md.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 # Writing this many bytes removes weights from the L2 cache. It also keeps the device busy while the
 # timed launches are queued.
 SCRATCH_BYTES = 256 << 20
-# Launches are timed together, on the weights of different layers as in a model: as many as have
-# this many floating-point operations, about 200 us, and MAX_LAUNCHES at most.
+# Launches are timed together, on the weights of different layers as in a model. Together they have
+# up to this many floating-point operations, about 200 us. There are at most MAX_LAUNCHES.
 OPERATIONS = 1.5e11
 MAX_LAUNCHES = 4
 # The fastest algorithms of this many smaller sizes are tried as well: at some sizes the best listed
@@ -47,7 +47,7 @@ NEIGHBOURS = 3
 SCHEDULES_OF_LOW_TILES = ((9, 2), (9, 5))
 SCHEDULES_OF_HIGH_TILES = ((9, 2), (5, 2), (5, 3))
 SCHEDULED_CAPABILITY = (9, 0)
-# For fewer tokens the heuristic lists tiles of one wave; for more, whole steps gain nothing.
+# For fewer tokens the heuristic lists tiles of one wave; for more, a whole step is not faster.
 ONE_WAVE_TOKENS = range(120, 513)
 # This many of the fastest algorithms are timed twice.
 FINALISTS = 3
@@ -94,12 +94,12 @@ def choose_algorithms(
     Args:
         weights: `[features, k]` each, those of all layers.
         tokens: the numbers of tokens to measure.
-        add: whether the results are added to what the output holds.
-        reference: consider only algorithms with its bits, and choose one for every size where there
-            is one: torch's choice might differ another time.
+        add: whether the results are added to the output.
+        reference: consider only algorithms with its bits, and choose one for every size that has
+            one, because torch's choice may differ another time.
 
     Returns:
-        For how many numbers of tokens an algorithm other than torch's was chosen.
+        The number of sizes for which an algorithm other than torch's was chosen.
     """
     features, k = weights[0].shape
     shapes = [Shape(count, features, k, weights[0].dtype, add) for count in sorted(tokens)]
@@ -125,7 +125,7 @@ def choose_algorithms(
 class ReferenceOrder:
     """Tells whether a GEMM of one shape has the bits of the reference, in every row.
 
-    Where the order of addition differs, so do some of thousands of results.
+    Another order of addition changes some of thousands of results.
     """
 
     def __init__(self, shape: Shape, weight: Tensor, reference: Gemm) -> None:
@@ -160,7 +160,7 @@ def _fastest(
     scratch: Tensor,
     order: ReferenceOrder | None,
 ) -> tuple[Algorithm | None, float]:
-    """Return the fastest algorithm in `order`, or None, and torch's time as a multiple of its."""
+    """Return the fastest algorithm in `order` or None, and torch's time divided by its time."""
     x = weights[0].new_empty((shape.tokens, shape.k)).normal_(0.0, 0.02)
     out = weights[0].new_zeros((shape.tokens, shape.features))
     launches = max(1, min(MAX_LAUNCHES, int(OPERATIONS / _operations(shape))))
@@ -245,5 +245,5 @@ def _shape(x: Tensor, weight: Tensor, add: bool) -> Shape:
 
 
 def _fit(*matrices: Tensor) -> bool:
-    """Tell whether the layout of matrices is that of the measured ones."""
+    """Tell whether matrices have the layout of the measured ones."""
     return all(m.is_contiguous() and m.data_ptr() % ALIGNMENT == 0 for m in matrices)

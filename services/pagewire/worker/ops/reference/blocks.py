@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-# Blocks copied at a time. They pass through memory outside the caches, which may leave little.
+# Blocks copied at a time. Copies need memory outside the caches, and little may be left.
 _AT_ONCE = 16
 
 

@@ -115,7 +115,7 @@ def _guess_from_tokens(history: TokenHistory, slot: int) -> None:
 
 
 def _guess_from_prediction(history: TokenHistory, slot: int, kept: Tensor) -> bool:
-    """Guess the next tokens of one sequence from its prediction; False if it has left that.
+    """Guess the next tokens of one sequence from its prediction; return False without guesses.
 
     `kept [n]` are the tokens that the step has added.
     """
@@ -146,7 +146,7 @@ def _guess_from_prediction(history: TokenHistory, slot: int, kept: Tensor) -> bo
 
 
 def _place_in_step(prediction: Tensor, known: Tensor, edit: int) -> int:
-    """The place behind the best match of the end of `known`; see `end_drafted`."""
+    """Return the place after the best match of the end of `known`; see `end_drafted`."""
     best = (0, False, 0)
     for end, matched in enumerate(_matched(prediction, known).tolist()):
         place = end + 1
@@ -158,7 +158,7 @@ def _place_in_step(prediction: Tensor, known: Tensor, edit: int) -> int:
 
 
 def _matched(tokens: Tensor, known: Tensor) -> Tensor:
-    """For each place of `tokens [n]`, how many up to there are equal to the last of `known`."""
+    """Return, for each place of `tokens [n]`, how many up to it equal the last of `known`."""
     ends = torch.arange(len(tokens), device=tokens.device)
     matched = torch.zeros_like(ends)
     equal = torch.ones_like(ends, dtype=torch.bool)

@@ -20,7 +20,7 @@ from pagewire.worker.ops.reference import quantized
 from pagewire.worker.ops.reference.activation import silu_mul
 from pagewire.worker.ops.reference.norm import rms_norm
 
-# Scores that are not numbers are chosen last.
+# Scores that are NaN are chosen last.
 _LOWEST = -3e38
 
 
@@ -58,7 +58,7 @@ def experts_add(
 
 
 def quantized_for(x: Tensor, weight: LinearWeight) -> Tensor | QuantizedInput:
-    """Return the input of a product with `weight`, quantized where it must be."""
+    """Return the input of a product with `weight`, quantized if the weight is scaled."""
     if isinstance(weight, ScaledWeight):
         return quantized.quantize(x, weight.input_format)
     return x

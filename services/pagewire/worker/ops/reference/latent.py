@@ -129,9 +129,9 @@ def latent_prefill_attention(
 def _attend(q: Tensor, keys: Tensor, mask: Tensor, scale: float) -> Tensor:
     """Attend where `mask` is true: `[batch, queries, rank + rotated_dim]`.
 
-    The values are the keys, because torch's kernel for CPUs wants them of equal size. The last
-    columns of the result mean nothing. On a GPU it is computed without torch's fused kernels, see
-    `reference.attention`.
+    The values are the keys, because torch's kernel for CPUs needs keys and values of equal size.
+    The last columns of the result have no meaning. On a GPU the result is computed without torch's
+    fused kernels, see `reference.attention`.
 
     Args:
         q: `[batch, queries, rank + rotated_dim]`.

@@ -1,6 +1,6 @@
 """Linear layers with quantized weights in plain torch; see `contract.quantized`.
 
-Each call widens the whole weight: this is slow, and right on any device.
+Each call widens the whole weight: this is slow, but works on any device.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ def logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Te
 def adjusted_logits(logits: Tensor, state: SamplingState, adjusted: bool = True) -> Tensor:
     """Return the logits after biases, bans and penalties, `[rows, vocabulary]` float32; a copy.
 
-    Biases are added first. Then stop tokens that may not come yet get -inf. Then come penalties.
+    Biases are added first. Then stop tokens that are not allowed yet get -inf. Penalties are last.
 
     Args:
         logits: `[rows, vocabulary]`.
@@ -165,7 +165,7 @@ def adjusted_logits(logits: Tensor, state: SamplingState, adjusted: bool = True)
 def penalized(logits: Tensor, seen: Tensor, penalties: Tensor) -> Tensor:
     """Apply penalties to logits: repetition, then frequency and presence.
 
-    The repetition penalty is of Keskar et al., 2019, "CTRL"; the others are those of OpenAI's API.
+    The repetition penalty is from Keskar et al., 2019, "CTRL", the others from OpenAI's API.
 
     Args:
         logits: `[n, vocabulary]` float32.
@@ -193,7 +193,7 @@ def count_tokens(tokens: Tensor, slots: Tensor, adjustments: Adjustments) -> Non
 
 
 def ban_stop_tokens(logits: Tensor, state: SamplingState) -> Tensor:
-    """Return a copy of `[rows, vocabulary]` with -inf at stop tokens that may not come yet."""
+    """Return a copy of `[rows, vocabulary]` with -inf at stop tokens that are not allowed yet."""
     early = (state.index < state.min_tokens)[:, None] & (state.stop_token_ids >= 0)
     # Tokens that are not banned write to one more column than the vocabulary has.
     rows, vocabulary = logits.shape
@@ -212,8 +212,8 @@ def kept_thresholds(
         logits: `[n, vocabulary]` float32.
         state: the parameters of all rows.
         rows: `[n]`, the rows of `state` that the logits belong to; none of them is greedy.
-        dtype: the dtype in which the model gave the logits. Logits whose upper `KEY_BITS` bits are
-            equal are tied.
+        dtype: the dtype of the model's logits. Logits whose upper `KEY_BITS` bits are equal are
+            tied.
     """
     temperature, top_k = state.temperature[rows, None], state.top_k[rows, None]
     top_p, min_p = state.top_p[rows, None], state.min_p[rows, None]

@@ -1,14 +1,14 @@
 """The kernels of a mixture of experts; `layer` chooses among them.
 
 `routing` chooses experts, `rows` sorts tokens by expert, and `projections` multiplies the rows of
-each expert by its weights: plain ones (`gemm`, and `hopper` for many tokens), those in eight bits
-with such inputs (`scaled_gemm`), or packed ones (`packed_gemm`). `config` has the tiles, which
+each expert by its weights: plain ones (`gemm`, and `hopper` for many tokens), weights and inputs in
+eight bits (`scaled_gemm`), or packed weights (`packed_gemm`). `config` has the tiles, which
 `tuning` may measure. `weighted_sum` adds the results to the residual stream. Few tokens are not
 sorted: `vector` and `packed_vector` compute their experts.
 
-No kernel uses atomics and no grid depends on what a router chose, so a step can be captured in a
-graph. Other tokens do not change the order of a token's sums; only the order for few tokens differs
-from that for many.
+No kernel uses atomics and no grid depends on the router's choice, so a step can be captured in a
+graph. Other tokens do not change the order of a token's sums, except that few tokens have another
+order than many.
 """
 
 from pagewire.worker.ops.triton.experts.layer import experts_add, norm_route

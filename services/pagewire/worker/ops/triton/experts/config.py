@@ -1,8 +1,8 @@
 """The tiles of the kernels of a mixture of experts, by the number of tokens.
 
-The tables were measured on an H100 at the sizes of Qwen3-30B-A3B, in CUDA graphs of several calls
-with weights and experts of their own. `pagewire bench kernels --model qwen3-30b-a3b` times what
-they choose. With `--tune-experts` a worker measures at its start (`tuning`).
+The tables were measured on an H100 at the sizes of Qwen3-30B-A3B, in CUDA graphs of several calls,
+each with its own weights and experts. `pagewire bench kernels --model qwen3-30b-a3b` times their
+choices. With `--tune-experts` a worker measures at its start (`tuning`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RowsConfig:
     warps: int
 
 
-# The mean number of rows of an expert up to which a configuration is used.
+# A configuration is used up to this mean number of rows of an expert.
 GEMM_TABLE: tuple[tuple[int, GemmConfig], ...] = (
     (12, GemmConfig(tile=16, rows=64, block_k=128, warps=4, stages=4)),
     (24, GemmConfig(tile=32, rows=64, block_k=128, warps=4, stages=4)),
@@ -60,17 +60,17 @@ GEMM_TABLE: tuple[tuple[int, GemmConfig], ...] = (
 )
 LARGEST = GemmConfig(tile=128, rows=128, block_k=64, warps=8, stages=3)
 
-# The number of tokens up to which a configuration of the router is used.
+# A configuration of the router is used up to this number of tokens.
 ROUTER_TABLE: tuple[tuple[int, RouterConfig], ...] = (
     (512, RouterConfig(rows=16, tokens=16, block_k=256, warps=4, stages=3)),
     (2048, RouterConfig(rows=16, tokens=32, block_k=256, warps=4, stages=3)),
 )
 MANY_TOKENS = RouterConfig(rows=64, tokens=64, block_k=64, warps=4, stages=4)
-# Up to so many tokens the norm is folded into the product with the router, which computes this many
-# experts at a time.
+# Up to MAX_SCORED_TOKENS tokens, the product with the router includes the norm. SCORED_ROWS are the
+# experts of a program, by the number of tokens up to which they apply.
 MAX_SCORED_TOKENS = 64
 SCORED_ROWS = {16: 2, 64: 4}
-# Up to so many tokens rows are not sorted by expert; MXFP4 is packed.
+# Up to this many tokens, rows are not sorted by expert: for plain and FP8 weights, and for MXFP4.
 MAX_VECTOR_TOKENS, MAX_PACKED_TOKENS = 4, 2
 
 # Tiles that were measured to be faster than the table's, by number of pairs and of experts.
@@ -96,10 +96,9 @@ def table_config(pairs: int, num_experts: int) -> GemmConfig:
 def quantized_config(tile: int, item_size: int, float4: bool = False) -> GemmConfig:
     """Choose the program of quantized weights for rows that were cut to tiles of `tile` rows.
 
-    `item_size` is the bytes of an element of the inputs; `float4` is for MXFP4. Programs with
-    inputs in float32, or with those in eight bits, which need more registers for their sums, are
-    narrow. A multiple of 64 weight rows has one kind of matrix instruction on Hopper
-    (`ops.triton.quantized`).
+    `item_size` is the bytes of an element of the inputs; `float4` is for MXFP4. Programs are narrow
+    with inputs in float32, or in eight bits, which need more registers for their sums. With a
+    multiple of 64 weight rows, Hopper uses one kind of matrix instruction (`ops.triton.quantized`).
     """
     if item_size == 4:
         return GemmConfig(tile=tile, rows=64, block_k=128, warps=4, stages=1)
@@ -114,8 +113,8 @@ def quantized_config(tile: int, item_size: int, float4: bool = False) -> GemmCon
 def gemm_config(pairs: int, num_experts: int, item_size: int = 2) -> GemmConfig:
     """Choose the tiles of the grouped GEMMs for `pairs` pairs of a token and an expert.
 
-    Both GEMMs of a layer cut its rows to the same tiles, whatever the bytes of an element. Elements
-    of four bytes are not for tensor cores: narrow tiles fit the memory of a multiprocessor.
+    Both GEMMs of a layer cut its rows to the same tiles, with any size of an element. Elements of
+    four bytes do not use tensor cores and get narrow tiles that fit shared memory.
     """
     config = _measured.get((pairs, num_experts)) or table_config(pairs, num_experts)
     return config if item_size == 2 else replace(config, rows=32, block_k=16, stages=2)
@@ -124,8 +123,8 @@ def gemm_config(pairs: int, num_experts: int, item_size: int = 2) -> GemmConfig:
 def vector_configs(top_k: int, k: int, item_size: int) -> tuple[RowsConfig, RowsConfig]:
     """Choose the programs of both projections for few tokens; `item_size` is a weight's bytes.
 
-    `k` is the columns of the first one. The second one multiplies the rows of all experts of a
-    token side by side.
+    `k` is the columns of the first projection. The second one multiplies the rows of all experts of
+    a token side by side.
     """
     slots = next_power_of_2(top_k)
     if item_size == 1:

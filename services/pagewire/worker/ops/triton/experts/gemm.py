@@ -1,7 +1,7 @@
 """The grouped GEMM of plain weights: rows of experts times the weights of these experts.
 
-One accumulator walks the columns of a weight in order, so a row has the same bits with all tiles
-and among all other rows (docs/gpu.md).
+One accumulator walks the columns of a weight in order, so the bits of a row depend neither on the
+tiles nor on other rows (docs/gpu.md).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A program has a loader, which is one warp, and two consumers, which are warp groups of four warps.
 The loader copies tiles of inputs and weights to shared memory by TMA. A consumer multiplies 64 rows
-of an expert by 256 rows of its weight; one without rows multiplies nothing.
+of an expert by 256 rows of its weight; a consumer without rows multiplies nothing.
 
 Programs are persistent, one on each multiprocessor. The loader works ahead into the next tile while
 the consumers store. One accumulator walks the columns in order, as in `gemm`: the bits are equal.
@@ -39,7 +39,7 @@ STAGES = gl.constexpr(4)
 GROUP = gl.constexpr(4)
 CONSUMER_REGISTERS = gl.constexpr(232)
 LOADER_REGISTERS = gl.constexpr(40)
-# With fewer rows of an expert the plain kernel is as fast, which reads weights just as well.
+# With fewer rows of an expert the plain kernel is as fast: it reads weights just as well.
 MIN_MEAN_ROWS = 192
 
 
@@ -105,8 +105,9 @@ def experts_hopper_kernel(
 ):
     """Multiply tiles of rows by 256 weight rows.
 
-    Each program takes the items that follow its number at the distance of the grid: GROUP tiles of
-    rows, then features, then tiles. The grid is `[multiprocessors]`, or fewer.
+    Each program computes the item of its number, and then every further one at a distance of the
+    grid's size. Items are ordered by groups of GROUP tiles of rows, then features, then tiles. The
+    grid is `[multiprocessors]`, or fewer.
     """
     dtype: gl.constexpr = x_tiles.dtype
     tiled: gl.constexpr = x_tiles.layout
@@ -154,7 +155,7 @@ def _place(item, tiles, blocks):
 
 @gluon.jit
 def _rows(tiles_ptr, tile, pairs, tiles):
-    """Return the expert of a tile, its first row, and the row behind its last one.
+    """Return the expert of a tile, its first row, and the row after its last one.
 
     The expert is negative for a tile that is not used, or does not exist. A tile ends where the
     next one begins.

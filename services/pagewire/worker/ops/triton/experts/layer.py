@@ -1,4 +1,4 @@
-"""A layer with experts: the norm and the router, then everything behind them.
+"""A layer with experts: the norm and the router, then everything after them.
 
 For few tokens the kernels of `vector` and `packed_vector` compute the layer: they neither sort rows
 nor store the results of single experts. Otherwise rows are sorted for the grouped GEMMs.
@@ -107,5 +107,5 @@ def _scaled_parts(x: Tensor, gate_up: ScaledWeight, down: ScaledWeight, rows: Ex
 
 
 def _input(x: Tensor, weight: LinearWeight) -> Tensor | QuantizedInput:
-    """Return the input of a product with `weight`, quantized where it must be."""
+    """Return the input of a product with `weight`, quantized if the weight is scaled."""
     return quantize(x, weight.input_format) if isinstance(weight, ScaledWeight) else x

@@ -1,6 +1,6 @@
 """The grouped GEMM of packed weights with plain inputs: integers in groups, or MXFP4.
 
-Weights are widened in registers. Tiles have a multiple of 64 of their rows, as in
+Weights are widened in registers. Tiles have a multiple of 64 weight rows, as in
 `ops.triton.quantized`.
 """
 
@@ -69,8 +69,9 @@ def _float4_scales(scales, column, groups, GROUP: tl.constexpr, WIDTH: tl.conste
 def _float4(both, scale, HIGH: tl.constexpr, dtype: tl.constexpr, ASSEMBLY: tl.constexpr):
     """Return the low or high halves of `both [ROWS, GROUPS, GROUP]` as weights of E2M1.
 
-    With ASSEMBLY, the bits of a number become the lowest bits of the exponent, the highest one of
-    the mantissa and the sign of a bfloat16. That is 2**126 times too small, which is exact.
+    With ASSEMBLY, the bits of a number become the lowest bits of the exponent, the highest bit of
+    the mantissa and the sign of a bfloat16. This is 2**126 times too small; the product that
+    corrects it is exact.
     """
     if ASSEMBLY:
         power = (scale.to(tl.int16) << 7).to(tl.bfloat16, bitcast=True)[:, :, None]
@@ -125,7 +126,7 @@ def _add_float4(
 def _packed_kernel(
     x_ptr,  # [tokens, K] with GATED, else [pairs, K]
     values_ptr,  # [experts * features, WORDS], with GATED [experts * 2 * features, WORDS]
-    scales_ptr,  # as many rows, [.., groups]
+    scales_ptr,  # [rows of `values_ptr`, groups]
     zeros_ptr,  # as `scales_ptr`, read with ZEROS only
     bias_ptr,  # [experts, features], with GATED [experts, 2 * features], or None
     out_ptr,  # [pairs, features]
@@ -199,7 +200,7 @@ def _packed_kernel(
             x_high = tl.load(x_tile + start + WIDTH, mask=here & (column + WIDTH < K), other=0.0)
         at = values + start // (RUN // WIDTH)
         if FLOAT4:
-            # Loads of single bytes are not asynchronous, so those of the next run are issued here.
+            # Loads of single bytes are not asynchronous, so the next run's loads are issued here.
             next_low, next_high = _float4_scales(scales, start + RUN, groups, GROUP, WIDTH)
             acc = _add_float4(acc, at, low, high, x_low, x_high, GROUP, WIDTH, ASSEMBLY)
             low, high = next_low, next_high

@@ -1,8 +1,8 @@
 """The products of `vector` with weights in MXFP4.
 
 Bytes are seen as `[rows, pieces, PIECE]`: the low halves of the bytes of a piece are columns with
-one scale, and so are the high halves. The bits of a number of E2M1 become the highest bits of the
-exponent and mantissa of a float32 that is 2**126 times as small.
+one scale, and so are the high halves. The bits of a number of E2M1 become the sign, the lowest bits
+of the exponent and the highest bit of the mantissa of a float32, which is 2**126 times as small.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PIECE = tl.constexpr(32)  # columns of a scale
 PER_RUN = tl.constexpr(RUN // 64)  # pieces of a run
 GATE_UP = RowsConfig(rows=2, block_k=1024, warps=2)
 DOWN = RowsConfig(rows=2, block_k=1024, warps=4)
-# Inputs are multiplied by this, and sums by the rest of 2**126: no product is too small or large.
+# Factors of inputs and of sums, together 2**126: no product is too small or too large.
 FIRST_FACTOR, LAST_FACTOR = tl.constexpr(2.0**64), tl.constexpr(2.0**62)
 
 
@@ -87,7 +87,7 @@ def _packed_gate_up_kernel(
     ups = tl.zeros((ROWS, PIECES), tl.float32)
     for start in tl.static_range(0, ALL, PIECES):
         at = start + piece
-        # The group of the low halves; the one of the high halves is PER_RUN groups behind.
+        # The group of the low halves; the group of the high halves is PER_RUN groups later.
         group = at // PER_RUN * (2 * PER_RUN) + at % PER_RUN
         here = at < ALL
         values = values_ptr + (row * (ALL * PIECE) + at * PIECE)[:, :, None] + place

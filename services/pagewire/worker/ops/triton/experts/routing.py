@@ -17,7 +17,7 @@ from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
 from pagewire.worker.ops.triton.experts.config import RouterConfig, router_config
 
-# Below all scores that are numbers, above minus infinity, which marks what cannot be chosen.
+# Below all scores that are numbers, above minus infinity, which marks experts not to choose.
 LOWEST = tl.constexpr(-3e38)
 
 

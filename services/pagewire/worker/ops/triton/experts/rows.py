@@ -62,9 +62,10 @@ def _sort_kernel(
 ):
     """Find the rows of one expert in a chunk of `chunk` pairs. The grid is `[EXPERTS, chunks]`.
 
-    A program finds where its rows begin from what all programs know, so programs need not wait for
-    each other. With one chunk it counts all pairs itself. CHUNKS is a power of two, no less than
-    the number of chunks. The programs of the first chunk also find the tiles of their experts.
+    A program computes where its rows begin from inputs that all programs have, so programs do not
+    wait for each other. With one chunk it counts all pairs itself. CHUNKS is a power of two, no
+    less than the number of chunks. The programs of the first chunk also find the tiles of their
+    experts.
     """
     if PDL:
         gdc_launch_dependents()
@@ -107,7 +108,7 @@ def _sort_kernel(
     needed = (counts + TILE - 1) // TILE  # tiles of each expert
     first_tile = tl.sum(tl.where(bins < expert, needed, 0), 0)
     end_tile = first_tile + tl.sum(tl.where(bins == expert, needed, 0), 0)
-    # The last expert also marks the tiles that no expert needs, by how many are needed.
+    # The last expert also marks the unused tiles, with the number of used ones.
     end = tiles if expert == EXPERTS - 1 else end_tile
     for start in range(first_tile, end, BLOCK_TILES):
         tile = start + tl.arange(0, BLOCK_TILES)

@@ -42,11 +42,11 @@ def _add_block(
     return acc + tl.dot(w, x.T)
 
 
-# The stride is 0 or 1 where one scale is for all tokens, by their number.
+# If one scale is for all tokens, the stride is 0 or 1, depending on the number of tokens.
 @triton.jit(do_not_specialize=["tiles", "x_scales_stride"])
 def _scaled_kernel(
     x_ptr,  # [tokens, K] with GATED, else [pairs, K]
-    x_scales_ptr,  # as many rows, [.., groups]
+    x_scales_ptr,  # [rows of `x_ptr`, groups]
     weight_ptr,  # [experts * features, K], with GATED [experts * 2 * features, K]
     weight_scales_ptr,  # [rows / BLOCK_ROWS, K / BLOCK_K] if BLOCKED, else [rows]
     bias_ptr,  # [experts, features], with GATED [experts, 2 * features], or None

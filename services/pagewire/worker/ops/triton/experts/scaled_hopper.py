@@ -1,10 +1,10 @@
 """The grouped GEMM of FP8 weights and inputs on Hopper, written in Gluon.
 
 A program has a loader, which is one warp, and two consumers, which are warp groups of four warps.
-The loader copies tiles of inputs and weights to shared memory by TMA, which cannot gather: inputs
-lie by row for both projections. A consumer multiplies 64 rows of an expert at a time by 128 rows of
-its weight, and adds the sums of 128 products in float32, because Hopper's tensor cores keep fewer
-bits. While one consumer adds, the other one multiplies; nothing synchronizes them.
+The loader copies tiles of inputs and weights to shared memory by TMA, which cannot gather, so
+inputs are by row for both projections. A consumer multiplies 64 rows of an expert at a time by 128
+rows of its weight, and adds the sums of 128 products in float32, because Hopper's tensor cores keep
+fewer bits. While one consumer adds, the other one multiplies; nothing synchronizes them.
 
 Programs are persistent, one on each multiprocessor. The loader works ahead into the next tile while
 the consumers store. Sums are in the order of `scaled_gemm`: the bits are equal.
@@ -35,7 +35,8 @@ from pagewire.worker.ops.triton.quantized.hopper import next_stage
 TILE = gl.constexpr(128)  # rows of an expert in a tile
 HALF = gl.constexpr(64)  # rows of a matrix instruction
 SIDE = gl.constexpr(128)  # weight rows of a consumer
-PART = gl.constexpr(64)  # weight rows with one scale: with gates, as many values belong to them
+# Weight rows of a side, which have one scale. With GATED one side is gates, the other their values.
+PART = gl.constexpr(64)
 BLOCK_K = gl.constexpr(128)  # products that the tensor cores add up, and columns of a block
 STAGES = gl.constexpr(4)  # tiles of inputs and weights in shared memory
 # Tiles of rows whose programs follow one another, so that they read the same inputs from the L2
@@ -43,10 +44,10 @@ STAGES = gl.constexpr(4)  # tiles of inputs and weights in shared memory
 GROUP = gl.constexpr(8)
 CONSUMER_REGISTERS = gl.constexpr(232)
 LOADER_REGISTERS = gl.constexpr(40)
-# Rows of scales behind the last row that a tile may read.
+# Rows of scales after the last row that a tile may read.
 TAIL = 128
 # With fewer rows of an expert the plain kernel is faster: its programs are small, and more of them
-# start before the kernel before has ended.
+# start before the previous kernel has ended.
 MIN_MEAN_ROWS = 32
 
 
@@ -76,8 +77,8 @@ def multiply(
 ) -> None:
     """Write the GEMM of `rows` to `out`, with `gated` `silu(gate) * up`.
 
-    Inputs are by row, from `rowwise.quantize.quantize_rows`, which launched the kernel before. Rows
-    are cut to tiles of TILE.
+    Inputs are by row, from `rowwise.quantize.quantize_rows`, which launched the previous kernel.
+    Rows are cut to tiles of TILE.
     """
     pairs, features = out.shape
     k, device = weight.shape[1], out.device
@@ -111,7 +112,7 @@ def multiply(
     )
 
 
-# The stride is 0 or 1 where one scale is for all rows, by their number.
+# If one scale is for all rows, the stride is 0 or 1, depending on the number of rows.
 @gluon.jit(do_not_specialize=["pairs", "tiles", "x_scales_stride"])
 def experts_scaled_hopper_kernel(
     x_tiles,  # descriptor of [pairs, K]
@@ -131,8 +132,9 @@ def experts_scaled_hopper_kernel(
 ):
     """Multiply tiles of rows by 256 weight rows.
 
-    Each program takes the items that follow its number at the distance of the grid: GROUP tiles of
-    rows, then features, then tiles. The grid is `[multiprocessors]`, or fewer.
+    Each program computes the item of its number, and then every further one at a distance of the
+    grid's size. Items are ordered by groups of GROUP tiles of rows, then features, then tiles. The
+    grid is `[multiprocessors]`, or fewer.
     """
     dtype: gl.constexpr = x_tiles.dtype
     tiled: gl.constexpr = x_tiles.layout
@@ -167,9 +169,9 @@ def experts_scaled_hopper_kernel(
 
 @gluon.jit
 def _used(tiles_ptr, tiles):
-    """Return how many tiles are used: the last one tells, if it is not.
+    """Return the number of used tiles, which the last tile holds if it is not used itself.
 
-    Tiles are read from the L2 cache, because the loader does not wait for the kernel before.
+    Tiles are read from the L2 cache, because the loader does not wait for the previous kernel.
     """
     owner = gl.load(tiles_ptr + tiles - 1, cache_modifier=".cg")
     return gl.where(owner < 0, -1 - owner, tiles)
@@ -187,7 +189,7 @@ def _place(item, used, BLOCKS: gl.constexpr):
 
 @gluon.jit
 def _rows(tiles_ptr, tile, pairs, tiles, used):
-    """Return the expert of a tile, its first row, and the row behind its last one.
+    """Return the expert of a tile, its first row, and the row after its last one.
 
     A tile ends where the next one begins.
     """
@@ -216,8 +218,8 @@ def _load(
 ):
     """Load the tiles of inputs and weights.
 
-    With PDL the first weights are loaded before the inputs are there. The kernel before this one
-    promises that the tiles of rows are (`BY_ROW` of the quantization).
+    With PDL the first weights are loaded before the inputs are available. The tiles of rows are
+    available by then: the previous kernel promises this (`BY_ROW` of the quantization).
     """
     OUTPUTS: gl.constexpr = SIDE if GATED else 2 * SIDE
     BLOCKS: gl.constexpr = (FEATURES + OUTPUTS - 1) // OUTPUTS
@@ -346,7 +348,7 @@ def _sides(sums):
 
 @gluon.jit
 def _computed(values):
-    """Return `values`, which are computed before what follows.
+    """Return `values`, computed before the code that follows.
 
     Otherwise the compiler adds up the sums of both halves at the end, and runs out of registers.
     """
@@ -376,7 +378,7 @@ def _multiply(
     BLOCKED: gl.constexpr,
     GATED: gl.constexpr,
 ):
-    """Multiply HALVES times 64 rows and store them; return the stage after it, and its phase.
+    """Multiply HALVES times 64 rows and store them; return the next stage and its phase.
 
     With GATED the left sides are gates, and the right ones the values that belong to them.
     """
@@ -393,7 +395,7 @@ def _multiply(
         row_scale = first + gl.arange(0, HALF, gl.SliceLayout(1, left.type.layout))
     for _ in range(0, K, BLOCK_K):
         if BLOCKED:
-            # They arrive while the tensor cores multiply.
+            # The scales arrive while the tensor cores multiply.
             w_left = gl.load(weight_scales_ptr + weight_scale)
             w_right = gl.load(weight_scales_ptr + weight_scale + between) if GATED else w_left
             scale = gl.load(x_scales_ptr + row_scale)
@@ -464,7 +466,7 @@ def _finish(
     BLOCKED: gl.constexpr,
     GATED: gl.constexpr,
 ):
-    """Scale both sides of 64 rows and store them, with GATED what the activation gives."""
+    """Scale both sides of 64 rows and store them, with GATED after the activation."""
     if not BLOCKED:
         of_sums: gl.constexpr = left.type.layout
         row = first + gl.arange(0, HALF, layout=gl.SliceLayout(1, of_sums))

@@ -1,4 +1,4 @@
-"""What the GEMMs of experts share: the order of tiles, activations, and how a tile is stored."""
+"""The common code of the GEMMs of experts: order of tiles, activations, and stores of tiles."""
 
 from __future__ import annotations
 

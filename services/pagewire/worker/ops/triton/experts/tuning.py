@@ -24,7 +24,7 @@ from pagewire.worker.ops.triton.experts.rows import sort_by_expert
 
 log = logging.getLogger(__name__)
 
-# Tiles replace those of the table if those take at least this many times as long.
+# Tiles replace those of the table if the table's take at least this many times as long.
 MARGIN = 1.02
 # Layers whose GEMMs are timed together, so that no weight is read from the L2 cache.
 MAX_LAYERS = 4
@@ -43,13 +43,13 @@ def choose_tiles(
     Only tiles with the bits of the table's are considered.
 
     Args:
-        layers: their weights, all of the same shapes.
+        layers: the weights of each layer, all of the same shapes.
         top_k: experts of a token.
         tokens: the numbers of tokens to measure; experts are drawn at random.
         microseconds: times a function, which has run once before.
 
     Returns:
-        For how many numbers of tokens other tiles than the table's were chosen.
+        The number of sizes for which other tiles than the table's were chosen.
     """
     num_experts, changed = layers[0][0].shape[0], 0
     for count in sorted(tokens):
@@ -74,7 +74,7 @@ def _fastest(
         rows = sort_by_expert(experts, num_experts, config=config)
         for gate_up, down in layers:
             gated = experts_gate_up_silu_mul(x, gate_up, rows, config=config)
-            # In steps, Hopper's kernel computes what it can with these rows.
+            # In steps, Hopper's kernel computes the second GEMM if it supports these rows.
             usable = hopper.is_supported(gated, down, rows)
             parts = experts_down(gated, down, rows, config=None if usable else config)
         return parts

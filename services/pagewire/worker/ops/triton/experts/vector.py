@@ -4,7 +4,7 @@ With few tokens the time is that of reading the experts' weights, and of startin
 norm is folded into the router's kernel, rows are not sorted, and the weighted sum is folded into
 the product of the down projections. A program reads whole rows of an expert's weight at once.
 
-Sums have an order of their own, which is the same for every number of tokens that is computed here.
+Sums have their own order, the same for every number of tokens that these kernels compute.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _scores_kernel(
 ):
     """Normalize a token and multiply ROWS rows of the router by it.
 
-    The grid is `[experts / ROWS, tokens]`. The first program of a token stores the normalized one.
+    The grid is `[experts / ROWS, tokens]`. A token's first program stores the normalized token.
     """
     if PDL:
         gdc_launch_dependents()
@@ -75,13 +75,13 @@ def _scores_kernel(
 
 @triton.jit
 def _quantized(inputs, INTERPRETED: tl.constexpr):
-    """Quantize inputs to FP8 as `quantize` does, up to rounding: a scale for the last dimension.
+    """Quantize inputs to FP8 as `quantize` does, up to rounding; a scale is for the last dimension.
 
     Args:
         inputs: a tuple of blocks of columns, float32.
 
     Returns:
-        the blocks, rounded to what FP8 holds, and the scales.
+        the blocks, rounded to values of FP8, and the scales.
     """
     last: tl.constexpr = len(inputs[0].shape) - 1
     magnitude = tl.max(tl.abs(inputs[0]), last, keep_dims=True)
@@ -121,8 +121,8 @@ def _gate_up_kernel(
 ):
     """Multiply ROWS gate rows and ROWS up rows of a pair's expert by its token.
 
-    The grid is `[features / ROWS, pairs]`. The next kernel starts only when this one has waited,
-    because it reads the pairs' experts before it waits.
+    The grid is `[features / ROWS, pairs]`. The next kernel reads the pairs' experts before its
+    wait, so it may start only after this kernel has waited.
     """
     pair = tl.program_id(1)
     output = tl.program_id(0) * ROWS + tl.arange(0, ROWS)  # [ROWS]
@@ -188,7 +188,7 @@ def _down_kernel(
 ):
     """Multiply ROWS rows of each of a token's experts, and add the weighted sum to the residual.
 
-    The grid is `[features / ROWS, tokens]`. The kernel before this one starts it when `experts_ptr`
+    The grid is `[features / ROWS, tokens]`. The previous kernel starts this one when `experts_ptr`
     and `weights_ptr` are complete, so the weights are loaded before the wait.
     """
     if PDL:

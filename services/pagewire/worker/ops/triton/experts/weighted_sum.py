@@ -1,4 +1,4 @@
-"""The kernel that sums what the experts give to each token."""
+"""The kernel that sums the experts' results for each token."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def _sum_kernel(
 ):
     """Add the experts of one token to BLOCK columns of its residual stream.
 
-    The grid is `[tokens, features / BLOCK]`. SHARED: another layer's output is added, with GATE
-    multiplied by a sigmoid.
+    The grid is `[tokens, features / BLOCK]`. SHARED: the output of another layer is added, with
+    GATE times a sigmoid.
     """
     if PDL:
         gdc_launch_dependents()

@@ -2,11 +2,11 @@
 
 A program has a loader, which is one warp, and one or two warp groups of four warps that consume.
 The loader copies runs of weights and inputs to shared memory by TMA. A consumer widens 64 rows in
-registers, from where the tensor cores take them: half a run while they multiply the half before.
+registers, which the tensor cores read. It widens half a run while they multiply the previous half.
 
 Where a round of programs would leave multiprocessors idle, several programs share the columns of a
-tile, in parts. The last of them adds up the sums of all in the order of the columns, its own first.
-A tile that is not shared has sums in the order of `grouped`, and the same bits.
+tile, in parts. The last program adds up the sums: its own first, then the others in the order of
+the columns. A tile that is not shared has sums in the order of `grouped`, and the same bits.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Shape:
 
     @property
     def box(self) -> int:
-        """Tokens that are copied at once; boxes without tokens are left out."""
+        """Tokens that are copied at once; boxes without tokens are not copied."""
         return max(8, self.tokens // 4)
 
     @property
@@ -94,7 +94,7 @@ SHAPES = (
 
 
 def _microseconds(shape: Shape, parts: int, tiles: int, runs: int, processors: int) -> float:
-    """Estimate the time of all tiles, where `parts` programs share each of the last round."""
+    """Estimate the time of all tiles; `parts` programs share each tile of the last round."""
     slots = processors * shape.programs
     rounds, rest = divmod(tiles, slots)
     taken = rounds * runs * (shape.alone + shape.crowding)
@@ -133,10 +133,10 @@ def multiply(
     shape: Shape | None = None,
     parts: int | None = None,
 ) -> None:
-    """Compute `x @ weight.T + bias` into `out`, or with `add` onto it.
+    """Store `x @ weight.T + bias` in `out`; with `add`, add it to `out`.
 
-    The weight is arranged and its `order` ignored. With `parts`, so many programs share a tile
-    of the last round; with 1 the bits do not depend on the number of tokens.
+    The weight is arranged and its `order` ignored. `parts` programs share each tile of the last
+    round; with 1 the bits do not depend on the number of tokens.
     """
     assert weight.pairs is not None
     assert x.dtype == weight.scales.dtype
@@ -192,9 +192,10 @@ def multiply(
 
 @cache
 def shared_sums(device: torch.device) -> tuple[Tensor, Tensor]:
-    """The sums of parts, and a flag for each warp of a part: 0 but within a launch.
+    """Return memory for the sums of parts, and for a flag of each warp of a part.
 
-    A worker allocates them before it captures graphs, when it arranges its first weight.
+    Flags are 0 between launches. A worker allocates both before it captures graphs, when it
+    arranges its first weight.
     """
     programs = 3 * multiprocessors(device)
     sums = programs * 128 * 128
@@ -206,7 +207,7 @@ def shared_sums(device: torch.device) -> tuple[Tensor, Tensor]:
 
 @gluon.constexpr_function
 def _of_store(rows, tokens):
-    """A thread holds eight features of a token, which is a store of 16 bytes, or four of eight."""
+    """A thread stores eight features of a token, 16 bytes, or four, 8 bytes."""
     held = [[1, 0], [2, 0], [4, 0]]
     spread = [[2**i, 0] for i in range(3, rows.bit_length() - 1)]
     spread += [[0, 2**i] for i in range(tokens.bit_length() - 1)]
@@ -245,8 +246,8 @@ def fragment_gemm_kernel(
 ):
     """Multiply CONSUMERS * 64 weight rows by BLOCK_T tokens, or a part of their columns.
 
-    The grid is `[whole + parts * shared tiles]`. Programs of a shared tile are neighbours, and the
-    last waits for the others, which began before it.
+    The grid is `[whole + parts * shared tiles]`. Programs of a shared tile are neighbours. The last
+    one waits for the others, which began before it.
     """
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
     ROWS: gl.constexpr = CONSUMERS * SIDE
@@ -321,7 +322,7 @@ def _load(
     STAGES: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """Load the runs from `first` on; the first weights while inputs may still be computed."""
+    """Load the runs from `first` on; the first weights load while inputs may still be computed."""
     BOXES: gl.constexpr = BLOCK_T // BOX
     boxes = gl.minimum(gl.cdiv(tokens - token, BOX), BOXES)
     for stage in gl.static_range(STAGES):
@@ -532,7 +533,7 @@ def _consume(
     BIAS: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """Multiply the runs from `first` on, and store the tile or hand on its sums."""
+    """Multiply the runs from `first` on, and store the tile or the sums of a part."""
     of_sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4 * CONSUMERS, 1], [16, BLOCK_T, 16])
     of_weights: gl.constexpr = gl.DotOperandLayout(0, of_sums, 2)
     dtype: gl.constexpr = x_smem.dtype
@@ -584,7 +585,7 @@ def _consume(
 
 @gluon.jit
 def _signal(flag):
-    """Set the flag of this warp, which its earlier stores precede for all programs."""
+    """Set the flag of this warp. All programs see the warp's earlier stores before the flag."""
     gl.inline_asm_elementwise(
         "{ .reg .pred p; .reg .b32 lane; bar.warp.sync 0xffffffff; mov.u32 lane, %laneid; "
         "setp.eq.u32 p, lane, 0; @p red.release.gpu.global.add.u32 [$1], 1; mov.b32 $0, 0; }",
@@ -626,7 +627,7 @@ def _store(
     ADD: gl.constexpr,
     BIAS: gl.constexpr,
 ):
-    """Store a tile of outputs: with BIAS after adding it, with ADD onto what is there."""
+    """Store a tile of outputs: BIAS adds the bias, ADD adds the values stored before."""
     of_sums: gl.constexpr = sums.type.layout
     of_store: gl.constexpr = _of_store(ROWS, BLOCK_T)
     if BIAS:

@@ -1,10 +1,10 @@
 """Products of arranged weights in four bits with one token on Hopper, written in Gluon.
 
-A warp multiplies 16 rows by the token with tensor cores: words become numbers by two instructions
-for two columns, and nothing is subtracted or scaled before the sum of a run. Afterwards `magic` and
-the zero point are subtracted, times the sum of the run's inputs.
+A warp multiplies 16 rows by the token with tensor cores. Two instructions make the numbers of two
+columns from a word, and nothing is subtracted or scaled before the sum of a run. Afterwards `magic`
+and the zero point are subtracted, times the sum of the run's inputs.
 
-The warps of a program share the columns, a run each in turn. They load their first weights while
+The warps of a program share the columns, one run each in turn. They load their first weights while
 the kernel that computes the input may still run. Inputs go to shared memory in the order of
 threads.
 """
@@ -90,7 +90,7 @@ OF_SUMMED = gl.constexpr(",".join(["=&f"] * 4 + ["r"] * 16))
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`warps` of a program, each of which loads so many runs ahead with so many registers."""
+    """A program has `warps` warps. Each loads `ahead` runs ahead; a thread has `registers`."""
 
     warps: int
     ahead: int
@@ -98,7 +98,7 @@ class Plan:
 
 
 def choose_plan(k: int) -> Plan:
-    """Choose the plan for so many columns; timed on an H100."""
+    """Choose the plan for `k` columns; timed on an H100."""
     return Plan(4, 8, 128) if k <= 8192 else Plan(8, 4, 128)
 
 
@@ -135,8 +135,10 @@ def multiply(
     add: bool = False,
     plan: Plan | None = None,
 ) -> None:
-    """Compute `x @ weight.T + bias` of one token into `out`, or with `add` onto it; the weight is
-    arranged and its `order` ignored."""
+    """Store `x @ weight.T + bias` of one token in `out`; with `add`, add it to `out`.
+
+    The weight is arranged and its `order` ignored.
+    """
     assert weight.pairs is not None
     features, k = weight.shape
     if x.stride(1) != 1 or x.data_ptr() % 16:
@@ -176,7 +178,7 @@ def _weights(
     GROUP: gl.constexpr,
     WARPS: gl.constexpr,
 ):
-    """Load the words and pairs of two rows of a run of each warp, which may be past the last."""
+    """Load the words and pairs of two rows of a run of each warp; the run may be past the last."""
     RUNS: gl.constexpr = K // COLUMNS
     run = gl.minimum(first + step * WARPS, RUNS - 1)
     pair = pairs + (run * COLUMNS // GROUP * SIDE)[:, None]
@@ -247,7 +249,7 @@ def fragment_vector_kernel(
     for step in gl.static_range(AHEAD):
         if step < STEPS:
             loaded = _weights(words, pairs, first, step, K, GROUP, WARPS)
-            # The compiler does not know `*held`.
+            # The compiler does not support `*held`.
             held = held + (loaded,)  # type: ignore[assignment]  # noqa: RUF005
     # Inputs in the order of threads: [steps, 64 behind, 32 behind, warps, threads, 16, 8 behind].
     x_smem = gl.allocate_shared_memory(

@@ -1,4 +1,4 @@
-"""Weights in four bits in the order in which Hopper's tensor cores take them.
+"""Weights in four bits in the order in which Hopper's tensor cores read them.
 
 A thread of a warp holds, of each 16 columns of a weight row, the columns `2 q`, `2 q + 1`,
 `2 q + 8` and `2 q + 9`, where `q` is its place among four neighbours. In an arranged weight the
@@ -9,8 +9,8 @@ bytes are `[blocks of 64 rows, runs, rows, threads, words]`. Word `t` has eight 
 |---|---|---|---|---|
 | column | 16 t + 2 q | 64 behind | 8 behind | 72 behind |
 
-and in bits 16 to 31 those one column behind. So a shift and one logical instruction make two
-numbers of 16 bits of two neighbours.
+Bits 16 to 31 hold the column after each column of the table. So a shift and one logical instruction
+make the 16-bit numbers of two neighbouring columns.
 
 A pair has 32 bits: a scale, and above it the zero point plus `magic`. Kernels put a nibble into the
 mantissa of `magic`, which adds the two, and subtract the upper half of the pair.
@@ -31,7 +31,7 @@ BLOCK = 64  # rows of a block, as many as a matrix instruction of Hopper has
 
 
 def is_supported(weight: GroupedWeight) -> bool:
-    """Tell whether there is an arrangement of this weight."""
+    """Tell whether this weight can be arranged."""
     return (
         weight.bits == 4
         and not weight.float4
@@ -57,8 +57,8 @@ def arrange(weight: GroupedWeight) -> GroupedWeight:
 def magic(dtype: torch.dtype) -> int:
     """Return the power of two to which a nibble in its mantissa is added.
 
-    It is in the lowest bits of bfloat16, whose 7 bits then count ones, and in those from 4 on of
-    float16, whose 10 bits then count sixteenths.
+    In bfloat16 the nibble is in the lowest bits of the mantissa, whose 7 bits count ones. In
+    float16 it is in the bits from 4 on, and the 10 bits count sixteenths.
     """
     return 128 if dtype == torch.bfloat16 else 64
 

@@ -3,7 +3,7 @@
 The time is that of reading the weight. Programs stay on their multiprocessor and multiply tile
 after tile, while the next tiles are loading; the first ones are loaded while the kernel that
 computes the token may still run. Each program computes the token's norm, its largest magnitude and
-its FP8 numbers, once. That takes less time than a kernel in front of them.
+its FP8 numbers, once. That takes less time than a separate kernel.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pagewire.worker.ops.triton.rowwise.activation import silu_of
 from pagewire.worker.ops.triton.rowwise.norm import inverse_rms
 from pagewire.worker.ops.triton.rowwise.quantize import divided, rounded_to_fp8, scale_of
 
-MAX_COLUMNS = 16384  # whose token fits the registers
+MAX_COLUMNS = 16384  # a token with this many fits the registers
 _LARGEST = tl.constexpr(LARGEST[torch.float8_e4m3fn])
 
 
@@ -52,7 +52,7 @@ def is_supported(x: Tensor, weight: ScaledWeight) -> bool:
 
 
 def choose_tiles(k: int) -> VectorTiles:
-    """Choose tiles for a weight with rows of `k` columns: the fastest of Llama-3.1-8B's matrices
+    """Choose tiles for a weight with rows of `k` columns: the fastest for Llama-3.1-8B's matrices
     on an H100."""
     if k <= 4096:
         return VectorTiles(rows=8, warps=8, depth=1, programs=2)
@@ -72,11 +72,11 @@ def multiply(
     add: bool = False,
     tiles: VectorTiles | None = None,
 ) -> None:
-    """Compute a product with `x [1, K]`, quantized as `weight` asks, into `out [1, features]`.
+    """Store the product with `x [1, K]`, quantized in the weight's format, in `out [1, features]`.
 
     With `norm` the token is normalized first. With `gated` the weight has `2 * features` rows, and
     the result is `silu(gate) * up`, rounded as if gates and values had been stored. With `add` the
-    product is added to what `out` holds.
+    product is added to `out`.
     """
     k = weight.shape[1]
     tiles = tiles or choose_tiles(k)
@@ -133,7 +133,7 @@ def _load_tile(
 ):
     """Load the weights of a tile, `[ROWS, BLOCK_K / 4]` with four in each element.
 
-    Behind the last row or column they are zeros.
+    Weights past the last row or column are zeros.
     """
     row = _row_of(tile, features, ROWS, GATED)[:, None]
     column = tl.arange(0, BLOCK_K // 4)[None, :]
@@ -202,7 +202,7 @@ def _numbers_of(
 
 @triton.jit
 def _split_in_four(x, BLOCK_K: tl.constexpr):
-    """Return every fourth of `x [BLOCK_K]`, from the first, second, third and fourth on."""
+    """Return every fourth value of `x [BLOCK_K]`, from the first, second, third and fourth on."""
     even, odd = tl.split(tl.reshape(x, (BLOCK_K // 4, 2, 2)))
     first, third = tl.split(even)
     second, fourth = tl.split(odd)

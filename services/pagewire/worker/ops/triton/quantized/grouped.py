@@ -43,8 +43,8 @@ def _grouped_kernel(
 ):
     """Multiply ROWS weight rows by BLOCK_T tokens, a run of columns at a time.
 
-    The scales of a run are loaded one step ahead. Weights are widened in registers: a run of four
-    bits gives its first half, then its second one. Programs with the same weight rows are
+    The scales of a run are loaded one step ahead. Weights are widened in registers; in four bits,
+    the first half of a run comes before the second. Programs with the same weight rows are
     neighbours. The grid is `[features / ROWS * tokens / BLOCK_T]`.
     """
     WIDTH: tl.constexpr = RUN // 2 if BITS == 4 else RUN

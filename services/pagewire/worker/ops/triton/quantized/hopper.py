@@ -39,8 +39,8 @@ SIDE = gl.constexpr(128)  # weight rows of a consumer
 GROUP = gl.constexpr(8)
 CONSUMER_REGISTERS = gl.constexpr(232)
 LOADER_REGISTERS = gl.constexpr(40)
-# With fewer tokens the tiles of the plain kernel keep more multiprocessors busy, and with up to
-# MAX_PLAIN_TOKENS where the least tiles fill less than half of the multiprocessors.
+# With fewer tokens the tiles of the plain kernel keep more multiprocessors busy. They also do up to
+# MAX_PLAIN_TOKENS tokens, if the smallest tiles fill at most half of the multiprocessors.
 MIN_TOKENS = 128
 MAX_PLAIN_TOKENS = 256
 
@@ -66,8 +66,8 @@ def is_supported(x: QuantizedInput, weight: ScaledWeight) -> bool:
 class Shape:
     """The tile of a program: each of two consumers has `halves` times 64 tokens, by 128 features.
 
-    With `beside` they share the tokens, else the features. `stages` tiles of inputs are in shared
-    memory.
+    With `beside` the consumers share the tokens, else the features. `stages` tiles of inputs are in
+    shared memory.
     """
 
     halves: int
@@ -108,8 +108,8 @@ def multiply(
     gated: bool = False,
     shape: Shape | None = None,
 ) -> None:
-    """Compute `x @ weight.T + bias` into `out`, or with `add` onto it, or with `gated` `silu_mul`
-    of it."""
+    """Store `x @ weight.T + bias` in `out`, with `gated` its `silu_mul`; with `add`, add the
+    product to `out`."""
     (tokens, k), rows = x.values.shape, weight.shape[0]
     device = x.values.device
     shape = shape or choose_shape(tokens, rows, multiprocessors(device))
@@ -166,9 +166,9 @@ def scaled_hopper_kernel(
 ):
     """Multiply tiles; a consumer has HALVES times 64 tokens, by 128 features.
 
-    With BESIDE the consumers share the tokens of a tile, else its features. Each program takes the
-    tiles that follow its number at the distance of the grid. The grid is `[multiprocessors]`, or
-    fewer.
+    With BESIDE the consumers share the tokens of a tile, else its features. Each program computes
+    the tile of its number, and then every further one at a distance of the grid's size. The grid is
+    `[multiprocessors]`, or fewer.
     """
     dtype: gl.constexpr = x_tiles.dtype
     tiled: gl.constexpr = x_tiles.layout

@@ -1,4 +1,4 @@
-"""Products with quantized weights, by the kernel that is fastest for a number of tokens.
+"""Products with quantized weights, by the kernel that is fastest for the number of tokens.
 
 The results of different kernels may differ in their last bits. With `--batch-invariant`, the
 functions of `scaled` and `grouped` are used instead, whose bits do not depend on the number of
@@ -26,8 +26,8 @@ from pagewire.worker.ops.triton.quantized.fragments import arrange, is_supported
 from pagewire.worker.ops.triton.quantized.matrices import widen
 from pagewire.worker.ops.triton.rowwise.quantize import norm_quantize, quantize, silu_mul_quantize
 
-# From here on it is faster to widen a weight that is not arranged once, and to let cuBLAS multiply:
-# timed on an H200.
+# From this many tokens on, it is faster to widen a weight that is not arranged and to multiply with
+# cuBLAS. Timed on an H200.
 WIDEN_TOKENS = 64
 # Numbers of tokens for which the product with gates and values also computes the activation. For
 # more, that costs the product more time than it saves. Timed on an H100; the bits are the same.
@@ -138,7 +138,7 @@ def grouped_linear_add(x: Tensor, weight: GroupedWeight, residual: Tensor) -> Te
 def _multiplied(
     x: Tensor, weight: GroupedWeight, out: Tensor, bias: Tensor | None, add: bool
 ) -> bool:
-    """Compute the product if there is a faster kernel than the plain one; tell whether it is."""
+    """Compute the product if a kernel is faster than the plain one; tell whether it is computed."""
     tokens = x.shape[0]
     if weight.pairs is not None:
         multiply = fragment_vector.multiply if tokens == 1 else fragment_gemm.multiply
@@ -151,7 +151,7 @@ def _multiplied(
 
 
 def _widens(x: Tensor, weight: GroupedWeight) -> bool:
-    """Tell whether cuBLAS multiplies."""
+    """Tell whether cuBLAS multiplies the widened weight."""
     return weight.pairs is None and x.shape[0] >= WIDEN_TOKENS
 
 

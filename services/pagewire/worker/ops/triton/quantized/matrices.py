@@ -44,7 +44,7 @@ def _widen_kernel(
     first = start // 2 if BITS == 4 else start
     scales, zeros = scales_ptr + row * groups, zeros_ptr + row * groups
     at = row * line + first + place
-    if ARRANGED:  # see `fragments`; what is stored is contiguous
+    if ARRANGED:  # see `fragments`; the stored columns are contiguous
         byte = place // 2 % 4 * 16 + place // 16 * 4 + place % 2 * 2 + place // 8 % 2
         at = (row // 64 * (K // RUN) + tl.program_id(1)) * (64 * WIDTH) + row % 64 * WIDTH + byte
     values = tl.load(values_ptr + at, mask=first + place < line, other=0)
@@ -63,7 +63,7 @@ def _widen_kernel(
 def widen(weight: GroupedWeight, dtype: torch.dtype) -> Tensor:
     """Return the weight `[out_features, in_features]` as it is in a checkpoint, rounded to `dtype`.
 
-    Its columns are in the order of the weight; `weight.order` is left to the caller.
+    Columns keep the weight's order; the caller applies `weight.order` to the inputs.
     """
     features, k = weight.shape
     out = torch.empty(features, k, dtype=dtype, device=weight.values.device)

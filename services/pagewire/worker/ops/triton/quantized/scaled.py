@@ -19,7 +19,7 @@ from pagewire.worker.ops.triton.quantized.tiles import Tiles, choose_tiles
 BLOCK_K = 128
 
 
-# The stride is 0 or 1 where one scale is for all tokens, by their number.
+# If one scale is for all tokens, the stride is 0 or 1, depending on the number of tokens.
 @triton.jit(do_not_specialize=["tokens", "x_scales_stride"])
 def _scaled_kernel(
     x_ptr,  # [tokens, K]

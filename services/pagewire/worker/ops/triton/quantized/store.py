@@ -18,9 +18,9 @@ def store_tile(
     ADD: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """Store a tile of outputs by tokens: with BIAS after adding it, with ADD onto what is there.
+    """Store a tile of outputs by tokens: BIAS adds the bias, ADD adds the values stored before.
 
-    The product is rounded before it is added to what is there.
+    ADD rounds the product before the sum.
     """
     mask = (output < features) & (token < tokens)
     out = out_ptr + token.to(tl.int64) * features + output

@@ -22,10 +22,10 @@ class Tiles:
 
 
 def choose_tiles(tokens: int, features: int, item_size: int = 2) -> Tiles:
-    """Choose tiles that hold all tokens, up to 128, for a weight with so many rows.
+    """Choose tiles that hold all tokens, up to 128, for a weight with `features` rows.
 
     `item_size` is the bytes of an input. Inputs in float32 get tiles that fit shared memory.
-    Timed on an H200: where there are few programs, each must have more loads in flight.
+    Timed on an H200: if there are few programs, each needs more loads in flight.
     """
     if item_size == 4:
         return Tiles(rows=64, tokens=16, warps=4, stages=2)

@@ -24,7 +24,7 @@ from pagewire.worker.ops.integers import cdiv, next_power_of_2
 
 @triton.jit
 def _store(out_ptr, bias_ptr, product, output, features, ADD: tl.constexpr, BIAS: tl.constexpr):
-    """Store the products of some rows, with BIAS after adding it, with ADD onto what is there."""
+    """Store the products of some rows: BIAS adds the bias, ADD adds the values stored before."""
     inside = output < features
     if BIAS:
         product += tl.load(bias_ptr + output, mask=inside, other=0.0).to(tl.float32)
@@ -110,8 +110,8 @@ def _grouped_vector_kernel(
     """Multiply ROWS rows of a weight in four bits, RUNS runs at a time. The grid is
     `[features / ROWS]`.
 
-    Bytes are seen as `[pieces, PIECE]`, where the columns of a piece have one scale. A nibble
-    becomes a float by the exponent of 2**23: the nibble is then the lowest bits.
+    Bytes are seen as `[pieces, PIECE]`, where the columns of a piece have one scale. A nibble in
+    the lowest bits of the float 2**23 is added to it.
     """
     HALF: tl.constexpr = RUN // 2
     PIECE: tl.constexpr = HALF if HALF < GROUP else GROUP
@@ -155,8 +155,7 @@ def _grouped_vector_kernel(
 def multiply_scaled(
     x: QuantizedInput, weight: ScaledWeight, out: Tensor, bias: Tensor | None, add: bool
 ) -> None:
-    """Compute `x @ weight.T + bias` of one token into `out [1, features]`, or with `add` onto
-    it."""
+    """Store `x @ weight.T + bias` of one token in `out [1, features]`; with `add`, add it."""
     features, k = weight.shape
     rows, block_k, warps = (2, max(1024, next_power_of_2(k)), 4) if k <= 4096 else (2, 1024, 2)
     pdl = dependent_launch(x.values.device)
@@ -186,8 +185,7 @@ def multiply_scaled(
 def multiply_grouped(
     x: Tensor, weight: GroupedWeight, out: Tensor, bias: Tensor | None, add: bool
 ) -> None:
-    """Compute `x @ weight.T + bias` of one token and four bits into `out`, or with `add` onto
-    it."""
+    """Store `x @ weight.T + bias` of one token and four bits in `out`; with `add`, add it."""
     features, k = weight.shape
     pdl = dependent_launch(x.device)
     _grouped_vector_kernel[(cdiv(features, 2),)](

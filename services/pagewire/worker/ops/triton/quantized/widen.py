@@ -11,7 +11,7 @@ def scales_of(
     scales,  # [ROWS, 1], the row's first scale
     zeros,  # [ROWS, 1], the row's first zero point
     column,  # of the first weight
-    place,  # [1, WIDTH], columns behind it
+    place,  # [1, WIDTH], columns after it
     groups,
     GROUP: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -58,8 +58,8 @@ def widened_at(
 ):
     """Return the weights of some columns, rounded to `dtype`.
 
-    Of groups shorter than WIDTH a scale is loaded for each group. With one for each weight, Triton
-    3.6 took scales through shared memory, and sums were wrong on an H100.
+    If groups are shorter than WIDTH, one scale is loaded for each group. With one scale for each
+    weight, Triton 3.6 moved scales through shared memory, and sums were wrong on an H100.
     """
     if GROUP < WIDTH and WIDTH % GROUP == 0:
         ROWS: tl.constexpr = values.shape[0]

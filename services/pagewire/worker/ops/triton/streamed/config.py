@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pagewire.worker.ops.integers import next_power_of_2
 
 MAX_BYTES = 205_000  # of shared memory that tiles take
-# Tokens up to which the kernel is faster than cuBLAS, for any weight and for one of few values.
+# Up to this many tokens the kernel is faster than cuBLAS: for any weight, and for one of at most
+# SMALL values.
 MAX_TOKENS = 32
 MAX_TOKENS_OF_SMALL = 64
 SMALL = 1 << 23
@@ -28,16 +29,16 @@ class StreamConfig:
 
 
 def streams(tokens: int, rows: int, k: int) -> bool:
-    """Tell whether the kernel is meant for so many tokens and a weight `[rows, k]`."""
+    """Tell whether the kernel is meant for `tokens` tokens and a weight `[rows, k]`."""
     return 1 <= tokens <= (MAX_TOKENS_OF_SMALL if rows * k <= SMALL else MAX_TOKENS)
 
 
 def stream_config(tokens: int, rows: int, k: int, gated: bool = False) -> StreamConfig:
     """Choose the tiles for a weight `[rows, k]`; measured on an H100.
 
-    Programs have as many rows as leave about one for each multiprocessor. Fewer programs are enough
-    if shared memory holds all weights of each: they are then loaded while kernels before this one
-    run. With more tokens, tiles of few rows would read the tokens too often.
+    Programs have as many rows as possible with about one program for each multiprocessor. Fewer
+    programs are enough if shared memory holds all weights of a program, because these are loaded
+    while earlier kernels run. With more tokens, tiles of few rows would read the tokens too often.
     """
     columns = max(8, next_power_of_2(tokens))
     depth = -(-k // 64)

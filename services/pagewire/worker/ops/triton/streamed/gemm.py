@@ -1,13 +1,13 @@
 """The GEMM of few tokens in the reference order on Hopper, written in Gluon.
 
 The time of such a GEMM is that of reading its weights, and of the chain of matrix instructions
-that the order asks for: one for each 16 columns, each waiting for the one before it. A program
-multiplies a few rows of the weight with all tokens. The copy engine fills shared memory with tiles
-of weights while the kernel that computes the input may still run, and stays ahead of the chain.
+that the order requires: one for each 16 columns, each waiting for the previous one. A program
+multiplies a few rows of the weight by all tokens. The copy engine fills shared memory with tiles of
+weights while the kernel that computes the input may still run, and stays ahead of the chain.
 
-A matrix instruction takes 64 rows. A program with fewer rows of its own lets it read what lies
-behind them in shared memory, and drops these results. So there are as many programs as
-multiprocessors also for weights of few rows.
+A matrix instruction reads 64 rows. In a program with fewer rows, it also reads the shared memory
+after them, and the program drops these results. So even weights of few rows have as many programs
+as there are multiprocessors.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from pagewire.worker.ops.triton.streamed.config import StreamConfig, streams
 
 COLUMNS = gl.constexpr(64)  # of a tile: 128 bytes, what the copy engine swizzles
 HEIGHT = gl.constexpr(64)  # rows of a matrix instruction
-EIGHT = gl.constexpr(8)  # rows of gates, and of values, that take turns in a tile
+EIGHT = gl.constexpr(8)  # rows of gates, then rows of values, alternate in a tile
 REGISTERS = 96  # of a thread, so that programs of several kernels run at once
 LOADER_REGISTERS = gl.constexpr(40)
 _MAX_PAIRINGS = gl.constexpr(17)  # of 131,072 values
 
 
 def is_supported(tokens: int, weight: Tensor) -> bool:
-    """Tell whether this kernel multiplies a weight `[rows, k]` by so many tokens."""
+    """Tell whether this kernel multiplies a weight `[rows, k]` by `tokens` tokens."""
     rows, k = weight.shape
     return (
         streams(tokens, rows, k)
@@ -62,11 +62,11 @@ def multiply(
     add: bool = False,
     config: StreamConfig,
 ) -> Tensor:
-    """Compute `x @ weight.T` into `out`, or with `add` onto it.
+    """Store `x @ weight.T` in `out`; with `add`, add it to `out`.
 
     With `gated` the weight holds gates, then values, and `out` is `silu(gate) * value`. Products
-    are multiplied by `inverse [tokens]` float32, if given. With `eps` that is the inverse root mean
-    square of `x`, a single token. Rows of `x` begin at multiples of 16 bytes.
+    are multiplied by `inverse [tokens]` float32, if given. With `eps` the factor is the inverse
+    root mean square of `x`, a single token. Rows of `x` begin at multiples of 16 bytes.
     """
     tokens, k = x.shape
     features = out.shape[1]
@@ -301,7 +301,7 @@ def _consume(
 
 @gluon.jit
 def _inverse_rms(x_ptr, eps, HIDDEN: gl.constexpr, BLOCK: gl.constexpr):
-    """Return the inverse root mean square of one token, as `ordered_inverse_rms` adds it up."""
+    """Return the inverse root mean square of one token, in the order of `ordered_inverse_rms`."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [1, 4], [1, 0])
     column = gl.arange(0, BLOCK, layout=gl.SliceLayout(0, layout))[None, :]
     x = gl.load(x_ptr + column, mask=column < HIDDEN, other=0.0).to(gl.float32)
