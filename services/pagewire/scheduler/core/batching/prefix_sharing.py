@@ -1,7 +1,7 @@
 """Which blocks the sequences of one worker share, copy and keep.
 
 Full blocks are shared through the prefix cache; a block that is not full is copied. Both are
-unproven until a token is sampled from them: if their prefill fails, all sequences that have them
+unproven until a token is sampled from them: if their prefill fails, all sequences that use them
 run again.
 """
 
@@ -39,7 +39,7 @@ class PrefixSharing:
     # Finding
 
     def find(self, sequence: Sequence) -> CachedPrefix:
-        """What is cached of the sequence's first tokens, at most `Sequence.max_cached` of them."""
+        """The cached KV of the sequence's first tokens, at most `Sequence.max_cached` of them."""
         size = self._limits.block_size
         if not self._limits.prefix_caching:
             return CachedPrefix(size, [], [], None)
@@ -61,7 +61,7 @@ class PrefixSharing:
         """Whether one of the slots `prefilling` will compute the block after the cached full ones.
 
         Steps run in order, so a block can be shared as soon as the step that computes it is
-        planned. That is soon: every plan continues the prefills in their order, and nothing is
+        planned. That is soon: every plan continues the prefills in their order, and no sequence is
         admitted anyway while they have a whole step's budget left.
         """
         size = self._limits.block_size
@@ -86,8 +86,7 @@ class PrefixSharing:
     def cache(self, sequence: Sequence, num_tokens: int, *, proven: bool) -> None:
         """Caches the full blocks of the sequence's first `num_tokens`.
 
-        `proven`: an answer says that their KV is computed; otherwise the steps planned so far
-        compute it.
+        `proven`: their KV is computed, by an answer; otherwise the steps planned so far compute it.
         """
         if not self._limits.prefix_caching:
             return
@@ -106,7 +105,7 @@ class PrefixSharing:
                 self._copies_of[block] = []
 
     def copy(self, sequence: Sequence, block: int) -> None:
-        """Holds a block that the sequence, which has its slot, begins with a copy of."""
+        """Holds the block that the sequence copies when it starts; it must have its slot."""
         self._pool.acquire([block])
         self._copied[sequence.slot] = block
         if block in self._copies_of:
@@ -126,7 +125,7 @@ class PrefixSharing:
         self._partials.remove(sequence.arrival)
 
     def forget_copies_of(self, blocks: list[int]) -> None:
-        """To be called before `blocks` are released: they may be another sequence's from now on."""
+        """Call it before `blocks` are released: another sequence may get them from then on."""
         for block in blocks if self._copies_of else ():
             self._copies_of.pop(block, None)
 
@@ -144,11 +143,11 @@ class PrefixSharing:
         running: Callable[[], Iterable[Sequence]],
         preempt: Callable[[Sequence, bool], None],
     ) -> None:
-        """Drops from the cache what a failed sequence shared unproven.
+        """Drops the unproven blocks of a failed sequence from the cache.
 
-        Sequences that share or have copied it run again, and so do those that have copied from
-        them. `preempt` takes a sequence and whether its own KV is sound; it ignores a sequence
-        that does not run any more.
+        Sequences that share or copied these blocks run again, and so do sequences that copied from
+        those. `preempt` gets a sequence and whether its own KV is sound; it ignores a sequence that
+        does not run any more.
         """
         dropped = self._pool.drop_unproven(blocks)
         for sequence in running() if dropped else ():
@@ -173,7 +172,7 @@ class PrefixSharing:
             self.offer_copies(sequence, sequence.num_answered, proven=True)
 
     def forget(self, arrival: int) -> None:
-        """Releases the blocks that were kept of an ended sequence, if there are any."""
+        """Releases the kept blocks of an ended sequence, if there are any."""
         blocks = self._kept.pop(arrival, None)
         if blocks is not None:
             self._partials.remove(arrival)

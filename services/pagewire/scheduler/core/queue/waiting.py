@@ -14,8 +14,8 @@ class WaitingQueue:
     """A heap for each group. A removed sequence stays in its heap until it comes to the top.
 
     Invariants: the top of each heap waits, so no group is empty. A heap has at most 2n + 16 entries
-    while n sequences wait; otherwise sequences that leave from behind a head that stays would never
-    be freed.
+    while n sequences wait; otherwise, removed sequences behind a head that stays would never be
+    freed.
     """
 
     __slots__ = ("_groups", "_policy", "_waiting", "tokens")
