@@ -7,8 +7,9 @@ so schedulers with the same reports compute the same numbers. These differ by on
 - A scheduler that holds too few claims free workers at once. The first claim of a worker wins.
 - A scheduler that holds too many gives some up, for waiting schedulers that hold too few. It does
   so only once no scheduler and no worker has joined or left for a while.
-- Where a scheduler does not reach every worker, the numbers may not fit. A scheduler that waits for
-  a worker claims it in the end if it stays free, those with the fewest workers first, and keeps it.
+- Where a scheduler does not reach every worker, the numbers may not fit. A worker that stays free
+  is claimed in the end by a scheduler that waits for it, the one with the fewest workers first.
+  The worker stays there.
 """
 
 from collections import Counter

@@ -1,6 +1,6 @@
 """Reservations: one gateway has the scheduler alone for some seconds.
 
-The gateway then runs a request that may end the scheduler's process. No other request is lost.
+The gateway then runs a request that may end the process, so that no other request is lost.
 """
 
 import asyncio
