@@ -160,7 +160,7 @@ class Sharing:
         return claims, again_in
 
     def _rank(self, worker: str, held: dict[str, int]) -> int:
-        """How many schedulers that wait for a worker hold fewer workers, by the reports."""
+        """The number of schedulers that wait for a worker and hold fewer workers."""
         mine = (held[self.name], self.name)
         return sum((held[name], name) < mine for name in self._standings[worker].waiting)
 

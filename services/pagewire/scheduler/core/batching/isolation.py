@@ -11,7 +11,7 @@ from pagewire.scheduler.core.sequence import Sequence
 
 
 class Isolation:
-    """The admitted suspects of one worker, which run one at a time and with no sequence beside.
+    """The admitted suspects of one worker. They run one at a time, with no other sequence beside.
 
     A suspect has one step in flight at a time, and other sequences none.
     """

@@ -105,7 +105,7 @@ class PrefixSharing:
                 self._copies_of[block] = []
 
     def copy(self, sequence: Sequence, block: int) -> None:
-        """Holds the block that the sequence copies when it starts; it must have its slot."""
+        """Holds the block that a sequence copies when it starts; the sequence has its slot."""
         self._pool.acquire([block])
         self._copied[sequence.slot] = block
         if block in self._copies_of:
