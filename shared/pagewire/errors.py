@@ -57,7 +57,7 @@ def invalid(field: str, message: str) -> RequestError:
 
 
 def deadline_passed(deadline_ms: int, generates: bool = True) -> RequestError:
-    """The request has not ended in time. One that does not generate has no max_tokens."""
+    """The request has not ended in time. Without `generates`, it has no max_tokens."""
     less = " or lower max_tokens" if generates else ""
     return RequestError(
         Code.DEADLINE_EXCEEDED,

@@ -1,7 +1,7 @@
 """The control loop: requests in, steps out to the workers, results back to the clients.
 
-Everything here runs on one event loop and only in answer to an event: a request comes or ends, a
-worker answers, connects or is lost. Nothing polls, except while suspects are held.
+Everything here runs on one event loop, and only after an event: a request arrives or ends, a worker
+answers, connects or is lost. There is no polling, except while suspects are held.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from pagewire.v1 import worker_pb2 as worker_pb
 
 log = logging.getLogger(__name__)
 
-# How often held suspects are checked; without any there is nothing to check.
+# The interval of the checks while suspects are held.
 CHECK_HELD_SECONDS = 0.25
 
 
@@ -52,7 +52,7 @@ class Engine:
         on_readiness: Callable[[], None],
         on_fatal: Callable[[BaseException], object] = end_process,
     ) -> None:
-        """`on_readiness` is called when workers come or go, `on_fatal` when planning has failed."""
+        """`on_readiness` is called when workers join or leave, `on_fatal` when planning failed."""
         self.model = model
         self.tokenizer = tokenizer
         self.created = int(time.time())
@@ -111,7 +111,7 @@ class Engine:
         )
 
     def load(self) -> pb.Load:
-        """How busy this scheduler is."""
+        """The load of this scheduler."""
         return load.load(self._workers, self._admission, self.intake.bounds)
 
     def counts(self) -> pb.Load:
@@ -142,12 +142,12 @@ class Engine:
         self._workers_changed()
 
     def on_draining(self, link: WorkerLink) -> None:
-        """Gives the worker no more sequences."""
+        """Admits no more sequences to the worker."""
         if self._workers.drain(link):
             self._workers_changed()
 
     def on_serving(self, link: WorkerLink) -> None:
-        """Gives the worker sequences again."""
+        """Admits sequences to the worker again."""
         if self._workers.resume(link):
             self._workers_changed()
 
@@ -163,7 +163,7 @@ class Engine:
         self._plan_soon()
 
     def on_result(self, link: WorkerLink, result: worker_pb.StepResult) -> None:
-        """Takes a result; ValueError for one that is invalid, which breaks the link.
+        """Takes a result; ValueError if it is invalid, which breaks the link.
 
         Any other error leaves the state half changed, and must end the process.
         """
@@ -190,7 +190,7 @@ class Engine:
         self, worker: ReadyWorker, result: worker_pb.StepResult
     ) -> tuple[TokenRuns | None, StepOutcome, StepLogprobs | None]:
         """Takes the first token of each row; the other ones are in the runs."""
-        # This runs for every step: what is usually empty is looked at before it is called.
+        # This runs for every step: fields that are usually empty are checked before a call.
         logprobs = StepLogprobs.read(result) if result.logprob_rows else None
         runs = None
         if result.token_counts:
@@ -234,7 +234,7 @@ class Engine:
     def _take_later(self, worker: ReadyWorker, runs: TokenRuns | None) -> None:
         """Takes the tokens after the first of each row, one place after the other.
 
-        A sequence that a token ends is gone before its next one is looked at.
+        A sequence that a token ends is removed before its next token is read.
         """
         if runs is None:
             worker.batch.settle()
@@ -272,7 +272,7 @@ class Engine:
             self._on_fatal(error)
 
     def _plan_all(self) -> None:
-        """Admits what has room, and plans steps for every worker that wants one."""
+        """Admits sequences that have room, and plans steps for every worker that wants one."""
         self._plan_scheduled = False
         bounds = self.intake.bounds
         bounds.skip_idle_time(time.monotonic())

@@ -27,7 +27,7 @@ def load(workers: ReadyWorkers, admission: Admission, bounds: QueueBounds) -> pb
 
 
 def counts(workers: ReadyWorkers, admission: Admission) -> pb.Load:
-    """What is counted of the load; may be called on any thread."""
+    """The counts in the load; may be called on any thread."""
     batches = workers.batches()
     return pb.Load(
         waiting=len(admission.waiting) + len(admission.held),

@@ -75,6 +75,6 @@ STEP_SECONDS = StepHistogram(
 
 
 def total(counter: Counter | StepCounter) -> int:
-    """What a counter without labels has counted since the process began."""
+    """The count of a counter without labels since the process began."""
     [family] = counter.collect()
     return int(next(s.value for s in family.samples if s.name.endswith("_total")))

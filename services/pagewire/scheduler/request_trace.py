@@ -33,7 +33,7 @@ class RequestTrace:
         return self._span.traceparent
 
     def admitted(self, worker: str, sequence: Sequence, leave: Callable[[], None]) -> None:
-        """It starts on a worker; `leave` tells the worker that it has left its slot."""
+        """It starts on a worker; `leave` reports to the worker that it has left its slot."""
         if self._attempt > 1:
             self._span.event(
                 "resumed", worker=worker, attempt=self._attempt, tokens=len(sequence.output)
@@ -47,7 +47,7 @@ class RequestTrace:
         self._begin("decode")
 
     def preempted(self) -> None:
-        """It gave its memory to others, and waits."""
+        """It was preempted, and waits again."""
         self._span.event("preempted", attempt=self._attempt)
         self._wait_again()
 

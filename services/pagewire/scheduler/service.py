@@ -37,8 +37,8 @@ from pagewire.v1 import snapshot_pb2 as snapshot_pb
 
 log = logging.getLogger(__name__)
 
-# Seconds between two messages about load. Without deltas a timer of the longer interval wakes the
-# stream; deltas come sooner and put it off, so a busy stream has no wake-ups of its own.
+# Seconds between two messages about load. Without deltas, a timer of the longer interval wakes the
+# stream. Deltas arrive sooner and postpone it, so a busy stream has no wake-ups for load.
 LOAD_INTERVAL = 0.1
 LOAD_INTERVAL_WITHOUT_NEWS = 0.15
 
@@ -192,13 +192,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         return self._engine.models()
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.Load:  # noqa: N802
-        """How busy this scheduler is."""
+        """The load of this scheduler."""
         return self._engine.load()
 
     async def GetSnapshot(  # noqa: N802
         self, request: snapshot_pb.SnapshotRequest, context: Context
     ) -> snapshot_pb.Snapshot:
-        """What a live view shows."""
+        """The data of a live view."""
         snapshot = await self._engine.snapshots.take(request.steps_after)
         num_open = self._engine.endings.open.by_client()
         for buffer, peer in islice(self._gateways.items(), MAX_GATEWAYS):
@@ -214,7 +214,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def _read(
         self, requests: AsyncIterator[pb.MultiplexRequest], buffer: DeltaBuffer
     ) -> None:
-        """Takes what a gateway sends.
+        """Reads a gateway's messages.
 
         Raises DecodeError for bytes that are no message, CorruptMessageError for damaged ones.
         """
@@ -310,7 +310,7 @@ def _read(data: bytes, decode: Callable[[bytes], Any]) -> Any:
 
 
 async def _take_given_id(message: pb.GenerateRequest, context: Context) -> None:
-    """Uses the id of the call's metadata for a request without one, and answers it.
+    """Uses the id in the call's metadata for a request without one, and sends it back.
 
     The request's own id has a random end, because clients may use an id again while its request
     runs.

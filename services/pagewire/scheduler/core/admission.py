@@ -32,13 +32,13 @@ class Admitted:
 
 
 class Admission:
-    """The waiting sequences of one model, and the batches that take them.
+    """The waiting sequences of one model, and the batches that admit them.
 
     A sequence in the steps of `max_losses` lost workers in a row is a suspect. Its steps run alone,
     so that no other sequence is suspected for its losses. If a worker is lost while a suspect runs
     there alone, the suspect is held until the loss is explained, and until some worker has lived
-    without it for a while. If two workers have ended with it alone, and none without it in between,
-    the suspect is known to take workers down.
+    without it for a while. If two workers have ended while it ran alone, and none has ended without
+    it in between, the suspect is known to take workers down.
 
     Times are seconds of the caller's clock.
     """
@@ -47,10 +47,10 @@ class Admission:
         self.waiting = WaitingQueue(policy)
         # Suspects that must not run yet.
         self.held: list[Sequence] = []
-        # The batches that take sequences.
+        # The batches that admit sequences.
         self.batches: list[WorkerBatch] = []
         self._followers = Followers()
-        # Is told of each preempted sequence.
+        # Called with each preempted sequence.
         self.on_preempted: Callable[[Sequence], object] = lambda sequence: None
         # Preemptions of all workers, lost ones included.
         self.preemptions = 0
@@ -70,7 +70,7 @@ class Admission:
         return batch
 
     def drain_worker(self, batch: WorkerBatch) -> None:
-        """Admits no more sequences to a batch; those that it has go on."""
+        """Admits no more sequences to a batch; those that it has continue."""
         if batch in self.batches:
             self.batches.remove(batch)
 
@@ -80,7 +80,7 @@ class Admission:
             self.batches.append(batch)
 
     def lose_worker(self, batch: WorkerBatch, loss: Loss | None, now: float) -> list[Sequence]:
-        """Queues the sequences of a lost worker again, with the tokens that they have.
+        """Requeues the sequences of a lost worker, with the tokens they have.
 
         The sequences in its steps in flight may be the cause. `loss` is None if the worker was to
         leave. Call `remove_deadly` once the loss has been explained.
@@ -109,7 +109,7 @@ class Admission:
     # Sequences
 
     def set_suspicion(self, sequence: Sequence, suspicion: Suspicion) -> None:
-        """Takes over what is known of a sequence that ran elsewhere; call it before it waits."""
+        """Sets the suspicion of a sequence that ran elsewhere, before the sequence waits."""
         sequence.suspicion = suspicion
         sequence.failed_at = len(sequence.output)
         self._update_suspect(sequence)
@@ -117,9 +117,9 @@ class Admission:
             self._lost_alone.append(sequence)
 
     def remove_deadly(self) -> list[Sequence]:
-        """Takes out, and returns, the sequences that are known to take workers down.
+        """Removes and returns the sequences that are known to take workers down.
 
-        To be called when it has become known whether a lost worker has ended.
+        Call it when it has become known whether a lost worker has ended.
         """
         deadly = []
         for sequence in [*self.held, *self.waiting]:
@@ -131,14 +131,14 @@ class Admission:
         return deadly
 
     def remove(self, sequence: Sequence) -> bool:
-        """Takes out a sequence that waits or is held; False if it is neither."""
+        """Removes a waiting or held sequence; False if it is neither."""
         if sequence in self.held:
             self.held.remove(sequence)
             return True
         return self.waiting.remove(sequence)
 
     def runnable(self) -> list[Sequence]:
-        """The sequences that could run if there was a worker for them, here or elsewhere."""
+        """The sequences that could run if a worker were available, here or elsewhere."""
         return [s for s in (*self.waiting, *self.held) if not s.unresolved]
 
     def admit(self, now: float = 0.0) -> Iterator[Admitted]:
@@ -200,7 +200,7 @@ class Admission:
     # Suspects
 
     def _release_held(self, now: float) -> None:
-        """Queues the held suspects again that may run on some worker now."""
+        """Requeues the held suspects that may run on some worker now."""
         for sequence in [held for held in self.held if self._may_run(held, now)]:
             self.held.remove(sequence)
             self.waiting.push(sequence)
@@ -216,7 +216,7 @@ class Admission:
     def _note_loss_without(self, possible_causes: Collection[Sequence]) -> None:
         """Notes the loss of a worker with several possible causes, or none.
 
-        Workers are lost for other reasons too, then: earlier losses prove nothing against the
+        So workers are lost for other reasons too. Earlier losses prove nothing against the
         sequences that this worker did not run.
         """
         for sequence in self._lost_alone:

@@ -1,9 +1,10 @@
 """Beam search over one prompt: which beams continue, which outputs are complete, when it ends.
 
-The algorithm is that of transformers' `generate(num_beams=width)`. Of all continuations of all
-running beams, the best `width` that do not end continue. Those that end are kept if they are among
-the best `width` continuations and among the best `width` outputs so far. The score of an output is
-the sum of its log probabilities, divided by its length to the power of `length_penalty`.
+The algorithm is that of transformers' `generate(num_beams=width)`. Among the continuations of all
+running beams, the best `width` that do not end become the running beams. A continuation that ends
+is kept if it is among the best `width` continuations and among the best `width` outputs so far. The
+score of an output is the sum of its log probabilities, divided by its length to the power of
+`length_penalty`.
 """
 
 from dataclasses import dataclass
@@ -79,11 +80,11 @@ class BeamSearch:
 
     @property
     def num_candidates(self) -> int:
-        """How many of the likeliest next tokens of each beam a round needs."""
+        """The number of likeliest next tokens that a round needs for each beam."""
         return num_candidates(self._params.width, len(self._stop_ids))
 
     def advance(self, ids: Int32Array, logprobs: Float32Array) -> list[int]:
-        """Ends a round; returns for each new running beam the index of the one that it continues.
+        """Ends a round; returns for each new running beam the index of the beam it continues.
 
         `ids` and `logprobs` `[running, candidates]` are the likeliest next tokens of each running
         beam: at least `num_candidates`, or the whole vocabulary.
@@ -136,7 +137,7 @@ def _norm(length: int, params: BeamParams) -> float:
 
 
 def num_candidates(width: int, num_stop_ids: int) -> int:
-    """How many of a beam's likeliest next tokens are enough for a round.
+    """The number of a beam's likeliest next tokens that are enough for a round.
 
     At most `width` of them continue, and those that end are stop tokens.
     """

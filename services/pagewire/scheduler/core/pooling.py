@@ -1,4 +1,4 @@
-"""What workers compute of prompts without output, and the last steps from a vector to a result."""
+"""Pooling: the vectors that workers compute from prompts, and the steps from vector to result."""
 
 import json
 from dataclasses import dataclass, fields
@@ -23,7 +23,7 @@ class ModelPooling:
     pair_format: str
 
     def __post_init__(self) -> None:
-        """ValueError for words that this version does not know, and for empty vectors."""
+        """Raises ValueError for words that this version does not support, and for empty vectors."""
         for field, known in (
             ("task", TASKS),
             ("activation", ACTIVATIONS),

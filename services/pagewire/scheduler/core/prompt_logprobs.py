@@ -1,4 +1,4 @@
-"""Log probabilities of a prompt's tokens, as the chunks of its prefill give them."""
+"""Log probabilities of a prompt's tokens, collected from the chunks of its prefill."""
 
 from dataclasses import dataclass, field
 
@@ -20,10 +20,10 @@ class ScoredTokens:
 
 @dataclass(slots=True, eq=False)
 class PromptLogprobs:
-    """Those of one prompt: each token but the first has its own, once.
+    """The log probabilities of one prompt: one for each token but the first.
 
-    They survive a preemption: the sequence then asks for those that are missing. The first missing
-    one is computed from the token before it, so at most the tokens before that may be cached.
+    They survive a preemption: the sequence then needs only the missing ones. The first missing one
+    is computed from the token before it, so that token must not come from the cache.
     """
 
     num_top: int
@@ -38,7 +38,7 @@ class PromptLogprobs:
         return self.next >= self.num_prompt
 
     def add(self, scored: ScoredTokens) -> None:
-        """Adds the next tokens; ValueError if they do not follow or lack likeliest tokens."""
+        """Adds the next tokens; ValueError if there is a gap or too few likeliest tokens."""
         end = scored.begin + len(scored.logprobs)
         if scored.begin != self.next or end > self.num_prompt:
             raise ValueError(
@@ -53,7 +53,7 @@ class PromptLogprobs:
         self._parts.append(scored)
 
     def joined(self) -> ScoredTokens:
-        """All of them, with `num_top` likeliest tokens each."""
+        """All log probabilities, with `num_top` likeliest tokens each."""
         top = self.num_top
         if not self._parts:
             floats, ints = np.empty(0, np.float32), np.empty(0, np.int32)

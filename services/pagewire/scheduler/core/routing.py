@@ -1,8 +1,7 @@
-"""Routing: which worker takes a sequence.
+"""Routing: which worker runs a sequence.
 
-An admission changes the state of the worker's batch at once, so a router counts what was admitted a
-moment ago, before the worker has heard of it. Lost and draining workers are not among the
-candidates.
+An admission changes the state of the worker's batch at once, so a router counts it before the
+worker receives the sequence. Lost and draining workers are not among the candidates.
 """
 
 from collections.abc import Sequence as Collection
@@ -15,8 +14,8 @@ from pagewire.scheduler.core.batching.cached_prefix import CachedPrefix
 from pagewire.scheduler.core.sequence import Sequence
 
 # The cost of a running sequence, in tokens to compute: it adds a token to every later step, and
-# its KV is read in each. At 16, a cached prefix of 500 tokens outweighs 31 more sequences. (To
-# count the KV in use too made replayed conversations find less of their prefixes.)
+# its KV is read in each. At 16, a cached prefix of 500 tokens outweighs 31 more sequences.
+# (Counting the KV in use too made replayed conversations find less of their prefixes.)
 COST_OF_RUNNING = 16
 
 
@@ -41,7 +40,7 @@ class PrefixAware:
 
     The cost counts tokens to compute and running sequences. The tokens are those of the sequence
     after its cached prefix, the worker's backlog, and those that take as long as loads from host
-    memory. Of equal workers the one with the most free blocks is chosen, so that caches spread.
+    memory. Among equal workers, the one with the most free blocks wins, so that caches spread.
     """
 
     def choose(self, sequence: Sequence, candidates: Collection[Candidate]) -> Candidate:

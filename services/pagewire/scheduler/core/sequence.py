@@ -10,8 +10,8 @@ from pagewire.sampling import SamplingNumbers
 from pagewire.scheduler.core.prompt_logprobs import PromptLogprobs
 from pagewire.suspicion import Loss, Suspicion
 
-# A sequence has recovered from a failure after so many further tokens: one of its prefill, the
-# others decoded.
+# A sequence has recovered from a failure after this many more tokens: one sampled by its prefill,
+# the others decoded.
 RECOVERED_AFTER = 4
 
 
@@ -37,7 +37,7 @@ class Sampling(SamplingNumbers):
 
     seed: int
     min_tokens: int
-    # Log probabilities: how many of the likeliest tokens come with each; None for none at all.
+    # The number of likeliest tokens with each log probability; None for no log probabilities.
     logprobs: int | None = None
     # As in the messages: ids in ascending order as int32, and the bias of each as float32.
     bias_ids: bytes = b""
@@ -97,31 +97,31 @@ class Sequence:
     place: int = -1
     # It generates nothing: the result is a vector of its prompt, and the only token marks its end.
     pools: bool = False
-    # For that vector every token is computed in its slot, so none is read from a cache.
+    # The vector needs every token computed in its slot, so none comes from a cache.
     whole_prompt: bool = False
     # Log probabilities of the prompt; None if none are wanted.
     prompt_logprobs: PromptLogprobs | None = None
-    # The client's guess of the output; None without one. Its tokens that were drafted, by whether
-    # they were right; they are up to date while the sequence is in no slot.
+    # The client's prediction of the output; None without one. Then its drafted tokens that were
+    # right and wrong; these counts are up to date while the sequence is in no slot.
     prediction: Int32Array | None = None
     accepted_prediction: int = 0
     rejected_prediction: int = 0
     # How often it has started, and was preempted.
     num_starts: int = 0
     num_preemptions: int = 0
-    # For the worker, which makes a span of its own under it; empty if it is not traced.
+    # The parent of the worker's span; empty if the sequence is not traced.
     traceparent: str = ""
     # The caller's request.
     owner: Any = None
 
     @property
     def held(self) -> list[int]:
-        """The blocks that it holds, in its order."""
+        """The blocks that it holds, in order."""
         return self.blocks[self.num_freed :] if self.num_freed else self.blocks
 
     @property
     def num_resumes(self) -> int:
-        """How often it has started again after a failure, that is not after a preemption."""
+        """How often it has started again after a failure; preemptions do not count."""
         return max(0, self.num_starts - 1 - self.num_preemptions)
 
     @property
@@ -156,9 +156,10 @@ class Sequence:
 
     @property
     def max_cached(self) -> int:
-        """The most tokens whose KV may come from a cache: some tokens must be computed.
+        """The most tokens whose KV may come from a cache.
 
-        These are the last known token, and those that give missing log probabilities of the prompt.
+        The last known token must be computed, and so must every token from which a missing log
+        probability of the prompt follows.
         """
         if self.whole_prompt:
             return 0
@@ -176,7 +177,7 @@ class Sequence:
         return len(self.prompt) + (0 if self.pools else self.max_tokens)
 
     def recovered(self, num_output: int) -> bool:
-        """Whether it has recovered from its last failure once it has so many output tokens."""
+        """Whether it has recovered from its last failure with `num_output` output tokens."""
         return num_output - self.failed_at >= RECOVERED_AFTER
 
     def note_loss(self, loss: Loss) -> None:
@@ -195,11 +196,11 @@ class Sequence:
 
     @property
     def unresolved(self) -> bool:
-        """Whether it is not known yet if a worker has ended that ran it alone."""
+        """Whether it ran alone on a lost worker that may or may not have ended."""
         return self.suspicion is not None and self.suspicion.unresolved
 
     def may_run_on(self, lived_since: float, now: float) -> bool:
-        """Whether it may run on a worker that has lived since then."""
+        """Whether it may run on a worker that has lived since `lived_since`."""
         return not self.lost_alone or (
             self.suspicion is not None and self.suspicion.may_be_tried(lived_since, now)
         )

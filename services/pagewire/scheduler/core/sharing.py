@@ -1,14 +1,15 @@
 """How schedulers share workers without a coordinator: which ones to claim, and which to give up.
 
-Each scheduler hears from every worker who holds it and who waits for it. From that alone each
-computes how many workers every scheduler should hold, with the same rule. All that hear the same
-come to the same numbers, and these differ by one at most.
+Every worker reports which scheduler holds it and which ones wait for it. From these reports alone,
+each scheduler computes how many workers every scheduler should hold. The rule is the same for all,
+so schedulers with the same reports compute the same numbers. These differ by one at most.
 
-- A scheduler that holds too few claims free workers, at once. The first claim of a worker wins.
-- One that holds too many gives some up, for schedulers that hold too few and wait for them. It does
-  so only once no scheduler and no worker has come or gone for a while.
+- A scheduler that holds too few claims free workers at once. The first claim of a worker wins.
+- A scheduler that holds too many gives some up, for waiting schedulers that hold too few. It does
+  so only once no scheduler and no worker has joined or left for a while.
 - Where a scheduler does not reach every worker, the numbers may not fit. A worker that stays free
-  is claimed in the end by one that waits for it, those with the fewest first. It stays there.
+  is claimed in the end by a scheduler that waits for it, the one with the fewest workers first.
+  The worker stays there.
 """
 
 from collections import Counter
@@ -18,28 +19,30 @@ from hashlib import blake2b
 
 # At most this part of a scheduler's workers is given up at a time, but always one.
 GIVEN_UP_AT_A_TIME = 4
-# A worker that no scheduler claims by its share is claimed after so many times the settling time,
-# and once more for each scheduler that holds fewer.
+# A worker that no scheduler claims by its share is claimed after this many settling times, plus one
+# for each waiting scheduler that holds fewer workers.
 LEFT_OVER_AFTER = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Who holds a worker, empty for none, and who waits for it."""
+    """The scheduler that holds a worker, empty for none, and those that wait for it."""
 
     holder: str
     waiting: frozenset[str] = frozenset()
 
     @property
     def schedulers(self) -> frozenset[str]:
-        """Everyone who has or wants the worker."""
+        """All schedulers that hold the worker or wait for it."""
         return self.waiting | {self.holder} if self.holder else self.waiting
 
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Workers to claim and to give up now, and the seconds after which to ask again if nothing
-    happens before; None: no time will change the answer."""
+    """Workers to claim and to give up now.
+
+    `again_in`: seconds after which to plan again if nothing happens before; None for never.
+    """
 
     claims: tuple[str, ...] = ()
     releases: tuple[str, ...] = ()
@@ -47,9 +50,9 @@ class Moves:
 
 
 def fair_shares(held: dict[str, int], num_workers: int) -> dict[str, int]:
-    """How many of the workers each scheduler should hold, by how many it holds now.
+    """The number of workers that each scheduler should hold, from the numbers it holds now.
 
-    The remainder goes to those that hold the most, then by name: so the fewest workers move.
+    The remainder goes to those that hold the most, then by name, so that the fewest workers move.
     """
     each, rest = divmod(num_workers, len(held))
     ranked = sorted(held, key=lambda name: (-held[name], name))
@@ -60,22 +63,22 @@ class Sharing:
     """One scheduler's view of the workers that it shares with others."""
 
     def __init__(self, name: str, settle_seconds: float) -> None:
-        """`name` is this scheduler's. It gives nothing up before membership has been the same for
-        `settle_seconds`."""
+        """`name` is this scheduler's. It gives up a worker only after `settle_seconds` without a
+        change of membership."""
         self.name = name
         self._settle = settle_seconds
         self._standings: dict[str, Standing] = {}
         self._free_since: dict[str, float] = {}
         self._claimed: set[str] = set()
         self._releasing: set[str] = set()
-        # Claimed beyond its share; kept until a scheduler or worker comes or goes.
+        # Claimed beyond its share; kept until a scheduler or worker joins or leaves.
         self._left_over: set[str] = set()
-        # At how many workers each scheduler was seen.
+        # The number of workers that report each scheduler.
         self._seen: Counter[str] = Counter()
         self._changed_at = -settle_seconds
 
     def update(self, worker: str, standing: Standing | None, now: float) -> None:
-        """A worker has said who holds it, or is not reachable any more (None)."""
+        """Takes a worker's report; None if the worker is not reachable any more."""
         before = self._standings.pop(worker, None)
         if (before is None) != (standing is None):
             self._membership_changed(now)
@@ -96,14 +99,14 @@ class Sharing:
             self._releasing.discard(worker)
 
     def refused(self, worker: str) -> None:
-        """A claim came too late."""
+        """Notes that a claim came too late."""
         self._claimed.discard(worker)
         self._left_over.discard(worker)
 
     def plan(self, now: float, load: Callable[[str], int]) -> Moves:
-        """What to do now; `load` is how much runs on a worker that this scheduler holds.
+        """The moves to make now; `load` returns how much runs on a worker of this scheduler.
 
-        Claims and releases count as under way until `update` or `refused` says how they ended.
+        Claims and releases count as under way until `update` or `refused` reports their result.
         """
         held = self.held()
         shares = fair_shares(held, len(self._standings))
@@ -117,7 +120,7 @@ class Sharing:
         return Moves(releases=self._releases(-room, held, shares, load))
 
     def held(self) -> dict[str, int]:
-        """How many workers each scheduler holds that is known, this one included."""
+        """The number of workers that each known scheduler holds, this one included."""
         held = dict.fromkeys([self.name, *self._seen], 0)
         for standing in self._standings.values():
             if standing.holder:
@@ -157,7 +160,7 @@ class Sharing:
         return claims, again_in
 
     def _rank(self, worker: str, held: dict[str, int]) -> int:
-        """How many that wait for a worker hold fewer workers, as far as this scheduler knows."""
+        """The number of schedulers that wait for a worker and hold fewer workers."""
         mine = (held[self.name], self.name)
         return sum((held[name], name) < mine for name in self._standings[worker].waiting)
 

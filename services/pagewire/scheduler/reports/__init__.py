@@ -1,4 +1,4 @@
-"""What a scheduler reports of its work: log lines of requests and of throughput, vLLM's metrics.
+"""Reports of a scheduler's work: log lines of requests and of throughput, vLLM's metrics.
 
-Metrics that the engine counts as it goes are in `scheduler/metrics.py`.
+Metrics that the engine counts are in `scheduler/metrics.py`.
 """

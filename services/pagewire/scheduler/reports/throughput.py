@@ -34,14 +34,14 @@ class Totals:
 
 
 class Throughput:
-    """Compares totals with those of the last time."""
+    """Compares totals with those of the last call."""
 
     def __init__(self, totals: Totals, now: float) -> None:
         self._totals = totals
         self._measured_at = now
 
     def measure(self, totals: Totals, load: pb.Load, now: float) -> dict[str, float] | None:
-        """What was done since the last call; None if nothing was, and nothing runs or waits."""
+        """The work since the last call; None if there was none, and nothing runs or waits."""
         before, seconds = self._totals, now - self._measured_at
         self._totals, self._measured_at = totals, now
         if totals == before and not load.running and not load.waiting:

@@ -1,4 +1,4 @@
-"""The scheduler's metrics under the names that vLLM gives them."""
+"""The scheduler's metrics under vLLM's names."""
 
 from collections.abc import Callable
 

@@ -25,7 +25,7 @@ Decode = Callable[[tuple[int, ...]], str]
 
 # A length to this power is well within the range of a float.
 MAX_PENALTY = 10.0
-# The fields that a search does not use, and the values that mean so.
+# The fields that a search does not use, and their values without an effect.
 _NEUTRAL = {
     "temperature": 0,
     "top_k": 0,
@@ -39,16 +39,16 @@ _GREEDY = Sampling(temperature=0.0, seed=0, min_tokens=0)
 
 
 def reserved_arrivals(width: int) -> int:
-    """How many arrival numbers a search needs: at most two rounds of sequences exist at once."""
+    """The arrival numbers that a search needs: at most two rounds of sequences exist at once."""
     return 2 * width
 
 
 class BeamRequest:
     """The sequences of one search.
 
-    A beam that goes on is a new sequence. It shares the full KV blocks of the old sequence through
-    the prefix cache and copies the last block, so that it computes one token. If a worker is lost,
-    the beams of the round that it had run again.
+    A beam that continues is a new sequence. It shares the full KV blocks of the old sequence
+    through the prefix cache and copies the last block, so that it computes one token. If a worker
+    is lost, its beams of the current round run again.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class BeamRequest:
         return len(self._answers) == len(self.sequences)
 
     def next_round(self) -> list[Sequence]:
-        """Ends a round; returns the sequences whose KV no beam will begin with any more."""
+        """Ends a round; returns the sequences whose KV no beam needs any more."""
         answers = [self._answers.pop(sequence.arrival) for sequence in self.sequences]
         self._search.advance(
             np.stack([ids for ids, _ in answers]), np.stack([values for _, values in answers])
@@ -92,7 +92,7 @@ class BeamRequest:
         return unneeded
 
     def close(self) -> list[Sequence]:
-        """All sequences of which KV may have been kept."""
+        """All sequences whose KV may be kept."""
         return [*self._ended, *self.sequences]
 
     def finish(self, decode: Decode | None, include_stop_token: bool) -> pb.Finish:
@@ -106,7 +106,7 @@ class BeamRequest:
         )
 
     def usage(self) -> pb.Usage:
-        """Tokens of the prompt and of the returned outputs; until it is done, of as many beams."""
+        """Tokens of the prompt and of the returned outputs, or of as many beams until then."""
         outputs = self._search.finished if self.done else self._search.running
         returned = outputs[: self._num_returned]
         return pb.Usage(

@@ -10,8 +10,8 @@ from pagewire.packing import Int32Array, pack, pack_unsigned
 from pagewire.scheduler.requests.step_logprobs import CandidateBuffer, Candidates
 from pagewire.v1 import inference_pb2 as pb
 
-# Rows of one message, and bytes of prompts and vectors in it: it must stay far below gRPC's largest
-# message.
+# The rows, and the bytes of prompts and vectors, at which a message is full. Messages must stay far
+# below gRPC's largest message.
 PAGE_ROWS = 1 << 16
 PAGE_LARGE_BYTES = 1 << 23
 
@@ -22,9 +22,9 @@ class DeltaBuffer:
 
     A client that lags gets larger messages instead of many, so the memory is bounded by the outputs
     of its open requests. `ready` is set while there is something to send. `read` is cleared while
-    whole pages wait: no request should be taken from that client then.
+    whole pages wait: no request should be read from that client then.
 
-    `moves`: the client continues elsewhere the requests that end with UNAVAILABLE, as gateways do.
+    `moves`: the client, a gateway, continues requests elsewhere that end with UNAVAILABLE.
     """
 
     moves: bool = False
@@ -79,7 +79,7 @@ class DeltaBuffer:
             self._end_page()
 
     def add_prompt(self, output: pb.PromptOutput) -> None:
-        """Adds what a request wants of its prompt, before its first token."""
+        """Adds the prompt output of a request, before its first token."""
         self.prompts.append(output)
         self.ready.set()
         self._add_large(output.ByteSize())

@@ -4,13 +4,13 @@ from pagewire.errors import Code, RequestError, invalid
 from pagewire.scheduler.core.sequence import Sequence
 from pagewire.suspicion import MAX_CRASHES_ALONE
 
-# By this reason in an answer without a message a proxy knows that another scheduler may take the
-# call.
+# A proxy that gets this reason in an answer without a message may send the call to another
+# scheduler.
 DRAINING = "draining"
 
 
 def draining() -> RequestError:
-    """The scheduler ends, and takes no new request."""
+    """The scheduler ends, and accepts no new request."""
     return RequestError(
         Code.UNAVAILABLE, "this scheduler is draining; use another one", reason=DRAINING
     )
@@ -24,7 +24,7 @@ def parsing_failed() -> RequestError:
 
 
 def helper_failed(reason: str) -> RequestError:
-    """The helper process that should have tokenized the request gave no result."""
+    """The helper process that should have tokenized the request returned no result."""
     return RequestError(
         Code.INTERNAL, f"the request could not be tokenized: {reason}; shorten it or try again"
     )
@@ -50,7 +50,7 @@ def lost_workers(sequence: Sequence) -> RequestError:
 def worker_failed(message: str, field: str = "") -> RequestError:
     """The worker reports an error, and the sequence has no retry left.
 
-    With `field` that field of the request is at fault; see `SlotError` in worker.proto.
+    `field` is the request's field that caused it; see `SlotError` in worker.proto.
     """
     if field:
         return invalid(field, message)
@@ -63,7 +63,7 @@ def no_logprobs() -> RequestError:
 
 
 def no_ready_worker(seconds: float) -> RequestError:
-    """No worker was ready for as long as the request waits."""
+    """No worker was ready in the time that a request waits."""
     return RequestError(
         Code.UNAVAILABLE,
         f"this scheduler has had no ready worker for {seconds:g} s; use another one, or try again "
@@ -90,7 +90,7 @@ def reserved() -> RequestError:
 
 
 def too_large(sequence: Sequence) -> RequestError:
-    """No worker takes the sequence at its longest."""
+    """No worker can run the sequence at its longest."""
     return RequestError(
         Code.RESOURCE_EXHAUSTED,
         f"the request needs KV for {sequence.max_computed} tokens, more than any worker "

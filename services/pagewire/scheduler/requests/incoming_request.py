@@ -1,8 +1,8 @@
-"""Requests as they arrive: small ones are decoded, of large ones only the small fields.
+"""Requests as they arrive: a small one is decoded, a large one only in its small fields.
 
 Decoding, rendering and tokenizing some kilobytes takes a few milliseconds at worst. The event loop
-does that for short texts, a thread from a kilobyte on. A helper process reads larger requests, and
-those that a chat template expands.
+does that for short texts, and a thread for texts from a kilobyte on. A helper process reads larger
+requests, and those that a chat template expands.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ INLINE_TOOL_VALUES = 128
 THREAD_TEXT_BYTES = 1 << 10
 # An id takes 30 ns.
 INLINE_IDS_BYTES = 64 << 10
-# Of all fields but the input, the tokens to resume from and the prediction.
+# The most bytes of all fields but the input, the tokens to resume from and the prediction.
 MAX_OTHER_BYTES = 128 << 10
 MAX_FIELDS = 1024
 

@@ -26,7 +26,7 @@ class Request:
     arrival: int
     # It has run or waited elsewhere before: it may be queued where new requests are refused.
     moved: bool = False
-    # What decides about it together with other requests; None if it is alone.
+    # The decision that it shares with other requests; None if it is alone.
     job: JobAdmission | None = None
     # Workers of another scheduler that were lost while they computed it.
     worker_losses: pb.WorkerLosses | None = None
@@ -38,9 +38,9 @@ class Request:
     unreported_prompt: int = 0
     include_stop_token: bool = False
     skip_special_tokens: bool = True
-    # What its client wants of the prompt and has not got; None for nothing.
+    # The prompt output that its client wants and has not received; None for nothing.
     awaited_prompt: AwaitedPrompt | None = None
-    # False: it ends without a token, once it has what it wants of its prompt.
+    # False: it ends without a token, once the results of its prompt are complete.
     generates: bool = True
     # Numbers of an embedding; None for all.
     dimensions: int | None = None
@@ -48,7 +48,7 @@ class Request:
     queue_seconds: float | None = None
     # Sum over the delivered tokens, if the client wants log probabilities.
     cumulative_logprob: float = 0.0
-    # The task that parses it, while it does.
+    # The task that parses it; None before and after.
     parsing: asyncio.Task[None] | None = None
     # The timer that ends it; None without a deadline.
     deadline: asyncio.TimerHandle | None = None
@@ -66,7 +66,7 @@ class Request:
         return [] if self.sequence is None else [self.sequence]
 
     def end_after(self, token: int, stopped: bool, at_limit: bool) -> pb.Finish | None:
-        """How the request ends after `token`; None if it goes on."""
+        """How the request ends after `token`; None if it continues."""
         text = self.text
         if text is not None and text.stop_string is not None:
             return pb.Finish(reason=pb.FINISH_REASON_STOP, stop_string=text.stop_string)

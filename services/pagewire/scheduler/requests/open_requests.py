@@ -1,4 +1,4 @@
-"""The open requests, as their clients know them."""
+"""The open requests, by the numbers and ids that their clients use."""
 
 import asyncio
 from collections import Counter
@@ -50,12 +50,12 @@ class OpenRequests:
         self.all_closed.clear()
 
     def begin_parsing(self, request: Request, task: asyncio.Task[None]) -> None:
-        """`task` parses the request, and is cancelled if the request ends before."""
+        """Notes that `task` parses the request; it is cancelled if the request ends before."""
         request.parsing = task
         self.num_parsing += 1
 
     def end_parsing(self, request: Request) -> None:
-        """The request is parsed, or cannot be; does nothing the second time."""
+        """Notes that the request is parsed, or cannot be; a second call does nothing."""
         if request.parsing is not None:
             request.parsing = None
             self.num_parsing -= 1
@@ -70,7 +70,7 @@ class OpenRequests:
         return self._by_stream.get((id(buffer), stream))
 
     def named(self, request_id: str, owner: str | None = None) -> list[Request]:
-        """The requests of an id, of one owner or of all."""
+        """The requests with an id, of one owner or of all."""
         found = self._by_id.get(request_id, {})
         return [r for name, r in found.items() if owner is None or name == owner]
 
@@ -87,16 +87,16 @@ class OpenRequests:
         return all(request.buffer is buffer for request in self._by_stream.values())
 
     def by_client(self) -> Counter[int]:
-        """How many each client has, by the `id` of its buffer."""
+        """The number of requests of each client, by the `id` of its buffer."""
         return Counter(client for client, _ in self._by_stream)
 
     def in_state(self, state: State) -> int:
-        """How many have a sequence in a state; may be called on any thread."""
+        """The number of requests with a sequence in a state; may be called on any thread."""
         requests = list(self._by_stream.values())  # one operation under the interpreter's lock
         return sum(any(s.state is state for s in r.sequences) for r in requests)
 
     def close(self, request: Request, state: State, finish: pb.Finish) -> None:
-        """Ends a request, whose sequences must not run any more, and tells its client."""
+        """Ends a request and sends its end; its sequences must not run any more."""
         request.open = False
         if request.deadline is not None:
             request.deadline.cancel()

@@ -51,7 +51,7 @@ class ParsedRequest:
     prompt_logprobs: int | None
     prompt_text: bool
     return_prompt: bool = False
-    # What is asked for in place of output.
+    # The pooling that is wanted instead of output.
     pooling: pb.PoolingParams | None = None
 
     @property
@@ -86,7 +86,7 @@ def parse_request(
     tokens: RequestTokens | None = None,
     grammar: str = "",
 ) -> ParsedRequest:
-    """Checks a request, and tokenizes it unless its `tokens` are given: then `message` needs none.
+    """Checks a request, and tokenizes it unless `tokens` are given; then it needs no input.
 
     `grammar` is that of its structured output, if it has one.
 
@@ -148,7 +148,7 @@ def parse_request(
 def _num_top(
     message: pb.GenerateRequest, field: Literal["logprobs", "prompt_logprobs"], vocab_size: int
 ) -> int | None:
-    """How many of the likeliest tokens a field asks for; None if it is absent."""
+    """The number of likeliest tokens that a field requests; None if it is absent."""
     if not message.HasField(field):
         return None
     given, limit = int(getattr(message, field)), min(MAX_LOGPROBS, vocab_size)

@@ -38,13 +38,13 @@ _POOLED_INPUTS: dict[int, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What the ready workers of the model can take; the largest of each."""
+    """The limits of the model's ready workers; the largest of each."""
 
     max_model_len: int
     max_pool_tokens: int
     vocab_size: int
-    constraints: bool = False  # whether each of them takes constraints
-    pooling: ModelPooling | None = None  # None: they generate
+    constraints: bool = False  # whether every worker accepts constraints
+    pooling: ModelPooling | None = None  # None: the workers generate
 
     @property
     def max_tokens(self) -> int:
@@ -53,7 +53,7 @@ class ModelLimits:
 
     @property
     def length(self) -> str:
-        """`max_tokens` as error messages give the length of a context."""
+        """`max_tokens` as the length of a context in error messages."""
         if self.max_model_len <= self.max_pool_tokens:
             return f"{self.max_model_len} tokens"
         return f"{self.max_pool_tokens} tokens, as many as the KV cache holds"
@@ -61,7 +61,7 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True)
 class RequestTokens:
-    """The token ids of a request's prompt [n], those that it resumes from [m], and its guess."""
+    """The token ids of a request: prompt [n], those that it resumes from [m], and prediction."""
 
     prompt: Int32Array
     resumed: Int32Array
@@ -71,7 +71,7 @@ class RequestTokens:
 def tokenize_request(
     message: pb.GenerateRequest, tokenizer: Tokenizer | TokenIdsOnly, limits: ModelLimits
 ) -> RequestTokens:
-    """The token ids of a request; RequestError where they do not fit or are none."""
+    """The token ids of a request; RequestError if they do not fit or are invalid."""
     resumed = message.resume_token_ids
     if len(resumed) > limits.max_tokens:
         raise invalid(
@@ -137,7 +137,7 @@ def tokenize_input(
         ids = _checked_ids(given, field, limits.vocab_size)
     else:
         text = _text(message, kind, tokenizer, limits)
-        # A template writes the special tokens itself, as the text made of a pair does.
+        # A template writes the special tokens itself, and so does the text made of a pair.
         special = kind in ("prompt", "text") or isinstance(text, tuple)
         limit = None if limits is None else limits.max_tokens - reserved_tokens(message)
         kept = None
@@ -173,7 +173,7 @@ def _text(
     tokenizer: Tokenizer | TokenIdsOnly,
     limits: ModelLimits | None,
 ) -> str | tuple[str, str]:
-    """The text of an input; two of a pair that the tokenizer joins."""
+    """The text of an input; two texts for a pair that the tokenizer joins."""
     if kind == "chat":
         return render_chat(message.chat, tokenizer)
     if kind != "pair":
@@ -264,7 +264,7 @@ def kept_tokens(message: pb.GenerateRequest, limits: ModelLimits | None) -> int 
 
 
 def _check_pooled_input(message: pb.GenerateRequest, kind: str) -> None:
-    """RequestError for an input that the task of a request without output does not take."""
+    """Raises RequestError for an input that the pooling task does not accept."""
     task = message.pooling.task
     if kind not in _POOLED_INPUTS[task]:
         name = pb.PoolingTask.Name(task)
@@ -314,7 +314,7 @@ def no_room(
 
 
 def input_name(message: pb.GenerateRequest) -> str:
-    """What the input is called over HTTP: "messages" or "prompt"."""
+    """The name of the input over HTTP: "messages" or "prompt"."""
     return "messages" if message.HasField("chat") else "prompt"
 
 

@@ -1,4 +1,4 @@
-"""What a request wants of its prompt: from a worker's result to the client's message."""
+"""A prompt's text and log probabilities: from a worker's result to the client's message."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from pagewire.v1 import worker_pb2 as worker_pb
 
 @dataclass(frozen=True, slots=True)
 class AwaitedPrompt:
-    """What is known before the prompt is computed."""
+    """The prompt output that is known before the prompt is computed."""
 
     text: str  # empty unless the request wants it
     has_bytes: bool  # whether tokens come with their bytes

@@ -12,7 +12,7 @@ from pagewire.scheduler.core.sequence import Sequence
 from pagewire.scheduler.requests.open_request import Request
 from pagewire.scheduler.requests.open_requests import OpenRequests
 
-# Burst allowance over max_waiting_seconds while the queue is young: workers take in a burst faster
+# Burst allowance over max_waiting_seconds while the queue is young: workers admit a burst faster
 # than the rate of a long queue predicts. It is for one burst, so it ends after some seconds.
 BURST = 4
 BURST_SECONDS = 5.0
@@ -37,10 +37,10 @@ class QueueBounds:
         self._left_since_full = False
 
     def refusal(self, moved: bool, tokens: int) -> RequestError | None:
-        """The error of a request of so many tokens if it cannot be queued now.
+        """The error of a request of `tokens` tokens if it cannot be queued now.
 
-        One that has `moved` from another scheduler has twice the room, and no bound on its wait:
-        it was taken once, and its client may have seen the beginning.
+        A request that has `moved` from another scheduler has twice the room, and no bound on its
+        wait: it was accepted before, and its client may have received the beginning.
         """
         requests = len(self._waiting) + self._open.num_parsing
         now = time.monotonic()
@@ -66,9 +66,9 @@ class QueueBounds:
         )
 
     def _expected_wait(self, requests: int, now: float) -> tuple[float, float]:
-        """How long so many requests will probably wait, and how long they may; in seconds.
+        """The expected wait of this number of requests, and its bound; in seconds.
 
-        The rate of a young queue is not known yet: all that runs may be about to end.
+        The rate of a young queue is not known yet: all running sequences may be about to end.
         """
         longest = self._config.max_waiting_seconds
         age = 0.0 if self._full_since is None else now - self._full_since
@@ -84,7 +84,7 @@ class QueueBounds:
             self._drain_rate.skip_idle_time(now)
 
     def admitted(self, request: Request, sequence: Sequence) -> None:
-        """A sequence of the request was admitted; counts the first one."""
+        """Counts the first admission of a sequence of the request."""
         if request.queue_seconds is not None:
             return
         now = time.monotonic()
@@ -97,7 +97,7 @@ class QueueBounds:
         metrics.QUEUE_SECONDS.observe(request.queue_seconds)
 
     def after_admission(self, ready: bool) -> None:
-        """What waits now has no room on a worker; `ready` is whether there is a worker."""
+        """Notes that waiting requests have no room; `ready` is whether there is a worker."""
         if not len(self._waiting) or not ready:
             self._full_since, self._left_since_full = None, False
         elif self._full_since is None:

@@ -1,6 +1,6 @@
 """Reservations: one gateway has the scheduler alone for some seconds.
 
-It runs a request then that may end the scheduler's process, so that no other request is lost.
+The gateway then runs a request that may end the process, so that no other request is lost.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from pagewire.scheduler.requests.delivery import DeltaBuffer
 
 # The longest reservation, and so the longest pause of the other clients.
 MAX_SECONDS = 6.0
-# Others run for at least so long before the next reservation.
+# Other clients run for at least this long before the next reservation.
 PAUSE_SECONDS = 1.0
 
 
@@ -19,7 +19,7 @@ class Reservations:
     """The gateway for which the scheduler is reserved, and those that wait for it in order."""
 
     def __init__(self, on_begin: Callable[[], None]) -> None:
-        """`on_begin` is called when a reservation begins, to give back what is open."""
+        """`on_begin` is called when a reservation begins, to hand back open requests."""
         # Grows when a reservation begins and when it ends, so it is odd during one.
         self.changes = 0
         self._on_begin = on_begin
@@ -40,7 +40,7 @@ class Reservations:
         self.end(gateway)
 
     def request(self, gateway: DeltaBuffer) -> None:
-        """Reserves the scheduler for a gateway, at once or after those that asked before."""
+        """Reserves the scheduler for a gateway, at once or after those that wait already."""
         if gateway is not self._holder and gateway not in self._waiting:
             self._waiting.append(gateway)
             if self._timer is None:

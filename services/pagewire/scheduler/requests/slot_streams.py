@@ -52,7 +52,7 @@ class SlotStreams:
         self._no_text = np.zeros(num_slots, np.int32)
         # Slots whose next token must be decoded on its own, whatever the token.
         self._one_by_one = np.zeros(num_slots, np.bool_)
-        # Slots whose client does not know the size of the prompt yet.
+        # Slots whose client has not received the size of the prompt yet.
         self._fresh: set[int] = set()
         # Slots of traced requests whose next token is the first one since they took the slot.
         self._traced: set[int] = set()
@@ -132,7 +132,7 @@ class SlotStreams:
         return encoded
 
     def deliver(self, outcome: StepOutcome, candidates: Mapping[int, Candidates]) -> list[int]:
-        """Hands each row's token to its client; returns the rows whose sequences have ended.
+        """Delivers each row's token to its client; returns the rows whose sequences have ended.
 
         `candidates` are the log probabilities of the rows that have some.
         """

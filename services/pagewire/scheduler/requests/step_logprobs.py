@@ -20,7 +20,7 @@ class StepLogprobs:
 
     @classmethod
     def read(cls, result: worker_pb.StepResult) -> "StepLogprobs":
-        """Those of a result that has some; ValueError if they are invalid."""
+        """The log probabilities of a result that has some; ValueError if they are invalid."""
         rows, tokens = unpack(result.logprob_rows), unpack(result.token_ids)
         if rows.min() < 0 or rows.max() >= len(tokens):
             raise ValueError(
@@ -33,7 +33,7 @@ class StepLogprobs:
         return cls(rows, np.hstack((tokens[rows, None], ids)), np.hstack((chosen, values)))
 
     def of(self, valid: NDArray[np.bool_]) -> "StepLogprobs":
-        """Those of the `valid` rows, with positions among these rows."""
+        """The log probabilities of the `valid` rows, with positions among these rows."""
         kept = valid[self.rows]
         rows = (np.cumsum(valid, dtype=np.int32) - 1)[self.rows[kept]]
         return StepLogprobs(rows, self.ids[kept], self.values[kept])
@@ -58,13 +58,13 @@ class CandidateBuffer:
     _held: list[Candidates] = field(default_factory=list)
 
     def add(self, entry: int, candidates: Candidates) -> None:
-        """Adds the candidates of the message's entry number `entry`; entries come in order."""
+        """Adds the candidates of the message's entry number `entry`; entries arrive in order."""
         self._counts += [0] * (entry - len(self._counts))
         self._counts.append(candidates.count)
         self._held.append(candidates)
 
     def move_to(self, message: pb.MultiplexResponse, entries: int) -> None:
-        """Moves all candidates to a message that has so many entries."""
+        """Moves all candidates to a message of `entries` entries."""
         if not self._held:
             return
         missing = entries - len(self._counts)

@@ -1,10 +1,10 @@
 """Threads and helper processes that tokenize, so that the event loop is not blocked.
 
 A text of some kilobytes is tokenized in a thread: most of that needs no interpreter lock. A large
-one goes to a process, which can be stopped.
+text goes to a process, which can be stopped.
 
-A task is one byte for its kind, the limits with the size of the model's pooling, if it has one, the
-pooling, and a serialized message.
+A task is one byte for its kind, the limits, the size of the model's pooling, the pooling (empty if
+there is none), and a serialized message.
 """
 
 import asyncio
@@ -37,11 +37,11 @@ from pagewire.scheduler.text.tokenizer import TextBounds, TokenIdsOnly, Tokenize
 from pagewire.v1 import inference_pb2 as pb
 
 _TASK = struct.Struct("<cQQQB")
-_COUNTS = struct.Struct("<QQ?")  # of the prompt, of those resumed from, whether there is a guess
+_COUNTS = struct.Struct("<QQ?")  # prompt ids, ids to resume from, whether there is a prediction
 _GENERATE, _TOKENIZE, _DETOKENIZE = b"G", b"T", b"D"
 # Address space of a helper process that renders templates of clients. Tokenizing uses a part of it.
 _MAX_TEMPLATE_MEMORY = 8 << 30
-# More wait for the interpreter's lock.
+# More threads would wait for the interpreter's lock.
 _THREADS = 2
 # A larger task may take seconds.
 _LARGE_BYTES = 256 << 10

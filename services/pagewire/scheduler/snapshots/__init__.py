@@ -1,4 +1,4 @@
-"""What a live view shows of the scheduler and its workers: sizes, counts and times.
+"""Snapshots of the scheduler and its workers for live views: sizes, counts and times.
 
-Nothing here runs while no gateway asks, except for one comparison a step. No prompt is read.
+Without requests from gateways, they cost one comparison a step. No prompt is read.
 """

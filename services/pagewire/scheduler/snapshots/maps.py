@@ -22,7 +22,7 @@ def block_map(states: NDArray[np.uint8], max_cells: int) -> pb.BlockMap:
     size = max(1, -(-len(states) // max_cells))
     cells = states
     if size > 1:
-        # Blocks beyond the last cell's end count for no state.
+        # The padding of the last cell counts for no state.
         padded = np.full(-(-len(states) // size) * size, _STATES, dtype=np.uint8)
         padded[: len(states)] = states
         rows = padded.reshape(-1, size)

@@ -1,4 +1,4 @@
-"""A snapshot of the scheduler, made in pieces between which other work goes on."""
+"""A snapshot of the scheduler, made in pieces so that other work continues in between."""
 
 import asyncio
 from itertools import islice
@@ -19,7 +19,7 @@ MAX_RUNNING = MAX_WAITING = 64
 
 
 class Snapshots:
-    """Reads the state of an engine. `steps` is where the engine notes its steps."""
+    """Reads the state of an engine. The engine notes its steps in `steps`."""
 
     def __init__(self, instance_id: str, workers: ReadyWorkers, admission: Admission) -> None:
         self.steps = StepLog()
@@ -28,7 +28,7 @@ class Snapshots:
         self._admission = admission
 
     async def take(self, steps_after: int) -> pb.Snapshot:
-        """The state now. It gives way to other work after each worker."""
+        """The state now. Other work may run after each worker."""
         shown = list(islice(self._workers, MAX_WORKERS))
         snapshot = pb.Snapshot(
             instance_id=self._instance_id,
@@ -52,7 +52,7 @@ class Snapshots:
         rows = RequestRows()
         left = MAX_RUNNING
         for batch, place in places.items():
-            # Each worker shows some, however many others run.
+            # Each worker shows at least one, however many run on others.
             for sequence in islice(batch.running(), max(1, left)):
                 rows.add_running(sequence, batch, place)
                 left -= 1

@@ -1,4 +1,4 @@
-"""The latest steps of all workers, recorded while somebody asks for them."""
+"""The latest steps of all workers, recorded while a view asks for them."""
 
 import time
 from collections import deque
@@ -10,13 +10,13 @@ from pagewire.scheduler.core.batching.batch import WorkerBatch
 from pagewire.scheduler.core.batching.step_plan import StepPlan
 
 MAX_STEPS = 512
-# Recording ends when no view has asked for so long.
+# Recording ends when no view has asked for this long.
 _ASKED_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """An answered step: when its answer came, how long it took, and what it computed."""
+    """An answered step: when its answer arrived, how long it took, and what it computed."""
 
     batch: WorkerBatch
     ended: float
@@ -36,7 +36,7 @@ class StepLog:
         self._until = 0.0
 
     def note(self, batch: WorkerBatch, plan: StepPlan, duration_us: int) -> None:
-        """Records a step whose answer has come; does nothing while no view asks."""
+        """Records a step whose answer has arrived; does nothing while no view asks."""
         if not self._until:
             return
         now = self.clock()
@@ -58,7 +58,7 @@ class StepLog:
         )
 
     def after(self, number: int) -> Iterator[StepRecord]:
-        """The steps after that of a number, as far as they are kept; recording goes on."""
+        """The kept steps after step `number`; recording continues."""
         self._until = self.clock() + _ASKED_SECONDS
         wanted = max(0, min(len(self._records), self.last - number))
         return islice(self._records, len(self._records) - wanted, None)

@@ -1,4 +1,4 @@
-"""What happens to requests across the queue and the workers: intake, results, losses, end.
+"""The stages of requests across the queue and the workers: intake, results, losses, end.
 
 The engine runs these stages. The data of one request belongs to `requests`.
 """

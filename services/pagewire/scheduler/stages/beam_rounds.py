@@ -17,7 +17,7 @@ from pagewire.scheduler.workers.ready_workers import ReadyWorker, ReadyWorkers
 
 
 class BeamRounds:
-    """Takes the results of beams out of a step, and runs the rounds of their searches."""
+    """Removes the results of beams from a step, and runs the rounds of their searches."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class BeamRounds:
         endings: Endings,
         enqueue: Callable[[list[Sequence]], None],
     ) -> None:
-        """`enqueue` lets the sequences of a new round wait for admission."""
+        """`enqueue` queues the sequences of a new round for admission."""
         self._tokenizer = tokenizer
         self._workers = workers
         self._endings = endings
@@ -57,7 +57,7 @@ class BeamRounds:
             request, slot = requests[row], int(outcome.slots[row])
             if not request.open:
                 continue
-            # Its beams of the next round begin with the KV that is kept.
+            # The beams of the next round begin with the kept KV.
             sequence = worker.batch.finish(slot, State.COMPLETED, keep=True)
             assert request.beams is not None
             if logprobs is None or row not in at:

@@ -19,7 +19,7 @@ from pagewire.v1 import inference_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-# A lost client may have thousands of requests; each turn of the event loop aborts so many.
+# A lost client may have thousands of requests; each turn of the event loop aborts this many.
 ABORTS_PER_TURN = 256
 
 
@@ -40,7 +40,7 @@ class Endings:
         return self._abort(self.open.at(buffer, stream))
 
     def abort_by_id(self, request_id: str, owner: str | None = None) -> bool:
-        """Aborts the requests of an id, of one owner or of all; False if none is open."""
+        """Aborts the requests with an id, of one owner or of all; False if none is open."""
         found = [self._abort(request) for request in self.open.named(request_id, owner)]
         return any(found)
 
@@ -80,7 +80,7 @@ class Endings:
         self.stop(request, State.CANCELLED, finish)
 
     def give_back_too_large(self, sequence: Sequence) -> None:
-        """Gives back a request that no worker takes which is left."""
+        """Gives back a request that none of the remaining workers can run."""
         self.give_back(sequence.owner, failures.remaining_workers_too_small(sequence))
 
     def give_all_back(self) -> None:
@@ -89,7 +89,7 @@ class Endings:
             self.give_back(request, failures.reserved())
 
     def give_overdue_back(self) -> None:
-        """While no worker is ready, gives back what has waited long enough for one."""
+        """While no worker is ready, gives back requests that have waited long enough for one."""
         for sequence in self._admission.runnable():
             request: Request = sequence.owner
             seconds = self._workers.outage.longest_wait(request.buffer.moves)
@@ -127,9 +127,9 @@ class Endings:
 
 
 def _add_worker_losses(finish: pb.Finish, sequences: list[Sequence]) -> None:
-    """Tells the next scheduler how many workers were lost with the request.
+    """Reports to the next scheduler how many workers were lost with the request.
 
-    Of a beam search it is the beam with the most losses.
+    For a beam search, the beam with the most losses counts.
     """
     suspicions = [s.suspicion for s in sequences if s.suspicion and not s.state.final]
     if suspicions:

@@ -1,4 +1,4 @@
-"""The way of a request into the queue: refusals, parsing, resumed tokens."""
+"""Intake: from a request's arrival to the queue, with refusals, parsing and resumed tokens."""
 
 import asyncio
 import logging
@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 # Resumed tokens that are turned into text in one turn of the loop; some tokenizers take 10 us each.
 REPLAYED_TOKENS = 512
 
-# What a request without a deadline counts as in the order of the policy `deadline`.
+# The policy `deadline` orders a request without a deadline as if it had this one.
 USUAL_DEADLINE_MS = 60_000
 
 
@@ -72,7 +72,7 @@ class Intake:
         prompts: Prompts,
         plan_soon: Callable[[], None],
     ) -> None:
-        """`plan_soon` is called when a sequence has come into the queue."""
+        """`plan_soon` is called when a sequence was queued."""
         self.draining = False
         # Makes spans; None without tracing.
         self.tracing: Tracing | None = None
@@ -107,11 +107,11 @@ class Intake:
     ) -> None:
         """Takes a request; its deltas and its end go to `buffer` under the number `stream`.
 
-        `moved`: it has run or waited elsewhere before; `worker_losses` are those of workers there
-        while they ran it. A request without an id is given one. `owner` is the name of the API key
-        whose ids it shares; it is empty for all peers. `job` decides about it together with others.
-        `parent` is the W3C context of its client's span, empty for a client without one; None: no
-        trace.
+        `moved`: it has run or waited elsewhere before; `worker_losses` are the workers lost there
+        while they ran it. A request without an id gets one. `owner` is the name of the API key
+        whose ids it shares; it is empty for all peers. `job` has the decision that it shares with
+        other requests. `parent` is the W3C context of its client's span, empty for a client without
+        one; None: no trace.
         """
         message = incoming.message
         self._arrivals += 1
@@ -156,13 +156,13 @@ class Intake:
         return None if span is None else RequestTrace(span)
 
     def enqueue(self, sequences: list[Sequence]) -> None:
-        """Lets sequences wait for admission."""
+        """Queues sequences for admission."""
         for sequence in sequences:
             self._admission.waiting.push(sequence)
         self._plan_soon()
 
     def is_alone(self, buffer: DeltaBuffer) -> bool:
-        """Whether it is reserved for a gateway, and no other client has an open request."""
+        """Whether the scheduler is reserved for a gateway and no other client has open requests."""
         return self.reservations.is_for(buffer) and self._open.are_all_of(buffer)
 
     def _refusal(self, request: Request) -> RequestError | None:
@@ -228,7 +228,7 @@ class Intake:
     async def _grammar(self, message: pb.GenerateRequest, limits: ModelLimits) -> str:
         """The grammar of a request's structured output; empty if it has none.
 
-        RequestError if a worker takes no constraint and the request has one.
+        RequestError if a worker accepts no constraints and the request has one.
         """
         field = constraining_field(message)
         if field and not limits.constraints:
@@ -265,7 +265,7 @@ class Intake:
         elif ended is not None:
             self._endings.close(request, State.COMPLETED, ended)
             return
-        # Others of its job may wait by now.
+        # Other requests of its job may wait by now.
         alone = request.job is None
         full = self.bounds.refusal(request.moved, sequence.num_sent) if alone else None
         if full is not None:
@@ -292,7 +292,7 @@ class Intake:
 
 
 def new_sequence(request: Request, parsed: ParsedRequest, whole_prompt: bool = False) -> Sequence:
-    """Gives a request its sequence, which has the resumed tokens as output.
+    """Creates the sequence of a request, with the resumed tokens as output.
 
     `whole_prompt`: the model pools, and computes every token of a prompt for that.
     """
@@ -332,7 +332,7 @@ def new_sequence(request: Request, parsed: ParsedRequest, whole_prompt: bool = F
 
 
 async def _replay(request: Request, parsed: ParsedRequest) -> pb.Finish | None:
-    """Feeds the resumed tokens to the text stream; the end of the request if they end it."""
+    """Feeds the resumed tokens to the text stream; returns the end of a request that they end."""
     resumed = parsed.tokens.resumed.tolist()
     if not resumed:
         return None

@@ -28,7 +28,7 @@ class WorkerLosses:
         self._unexplained: dict[str, Loss] = {}  # by the worker's address
 
     def lost(self, worker: ReadyWorker) -> None:
-        """Queues the sequences of a worker that was lost, and suspects those in its steps."""
+        """Requeues the sequences of a lost worker, and notes the loss for those in its steps."""
         link, loss = worker.link, None
         if not link.end_explained:
             loss = Loss(worker.info.instance_id, ended=True if link.step_timed_out else None)
@@ -55,14 +55,14 @@ class WorkerLosses:
             asyncio.get_running_loop().call_later(LOSS_TIMEOUT_SECONDS, self._expire, loss)
 
     def returned(self, address: str, instance_id: str) -> None:
-        """A worker is connected: its instance id tells whether its process had ended."""
+        """A worker is connected: its instance id shows whether its process had ended."""
         loss = self._unexplained.pop(address, None)
         if loss is not None:
             loss.resolve(instance_id)
             self._explained()
 
     def _expire(self, loss: Loss) -> None:
-        """A worker that has not returned by now is taken to have ended."""
+        """A worker that has not returned by now counts as ended."""
         if loss.ended is None:
             loss.resolve("")
             self._explained()

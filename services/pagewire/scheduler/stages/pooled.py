@@ -15,7 +15,7 @@ from pagewire.v1 import worker_pb2 as worker_pb
 def read_vectors(result: worker_pb.StepResult, size: int) -> Float32Array:
     """The vectors `[rows, size]` of a result; those of failed rows are 0.
 
-    ValueError if the result has not one vector of `size` numbers for each row that did not fail.
+    ValueError unless the result has one vector of `size` numbers for each row that did not fail.
     """
     sound = unpack(result.token_ids) >= 0
     found, count = unpack_floats(result.pooled), int(np.count_nonzero(sound))
@@ -35,7 +35,7 @@ def deliver_vectors(
     vectors: Float32Array,
     endings: Endings,
 ) -> None:
-    """Hands the vector of each row of `outcome` to its client.
+    """Delivers the vector of each row of `outcome` to its client.
 
     `vectors [rows of the answer, size]` are those of the result.
     """
@@ -44,7 +44,7 @@ def deliver_vectors(
     for slot, vector in zip(outcome.slots.tolist(), vectors, strict=True):
         request = worker.streams.owner(slot)
         sequence = worker.batch.finish(slot, State.COMPLETED)
-        del sequence.output[:]  # the token only said that the prompt is computed
+        del sequence.output[:]  # the token only marks that the prompt is computed
         finish = pb.Finish(
             reason=pb.FINISH_REASON_STOP,
             pooled=pack_floats(pooling.result(vector, request.dimensions)),

@@ -1,4 +1,4 @@
-"""Requests without output: which models take them, and what they may ask for."""
+"""Requests without output: which models accept them, and which fields they may have."""
 
 from pagewire.errors import invalid
 from pagewire.limits import MAX_NAME_LENGTH
@@ -42,7 +42,7 @@ _ALLOWED = frozenset(
 
 
 def check_task(message: pb.GenerateRequest, pooling: ModelPooling | None, model: str) -> None:
-    """INVALID_ARGUMENT unless the model does what the request asks for."""
+    """INVALID_ARGUMENT unless the model has the task that the request wants."""
     offered = "generate" if pooling is None else pooling.task
     if message.HasField("pooling"):
         wanted = message.pooling.task
@@ -69,7 +69,7 @@ def parse_pooling_request(
     limits: ModelLimits,
     tokens: RequestTokens | None = None,
 ) -> ParsedRequest:
-    """Checks a request, and tokenizes it unless its `tokens` are given: then `message` needs none.
+    """Checks a request, and tokenizes it unless `tokens` are given; then it needs no input.
 
     Raises RequestError, which names the field.
     """

@@ -1,4 +1,4 @@
-"""What requests want of their prompts: text at once, log probabilities after the last chunk."""
+"""Prompt output of requests: text at once, log probabilities after the last chunk."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ from pagewire.v1 import worker_pb2 as worker_pb
 
 # Tokens of a prompt that are decoded on the event loop; a token takes about 1 us.
 INLINE_DECODED_TOKENS = 4096
-# Bytes of tokens that are found in one turn of the loop; some tokenizers take 20 us each.
+# Tokens whose bytes are found in one turn of the loop; some tokenizers take 20 us each.
 TOKEN_BYTES_A_TURN = 256
 _NOT_FINITE = (
     "the model's logits for a prompt token are not finite (NaN or infinity); a wider --dtype may "
@@ -28,7 +28,7 @@ _NOT_FINITE = (
 
 
 class Prompts:
-    """Hands each request what it wants of its prompt, in one message before its first token."""
+    """Delivers the prompt output of each request, in one message before its first token."""
 
     def __init__(self, tokenizer: Tokenizer | TokenIdsOnly, endings: Endings) -> None:
         self._tokenizer = tokenizer
@@ -43,7 +43,7 @@ class Prompts:
         helpers: TextHelpers,
         vocab_size: int,
     ) -> None:
-        """Prepares a request that is not queued yet, and hands out what needs no worker.
+        """Prepares a request that is not queued yet, and delivers output that needs no worker.
 
         The request is still open afterwards if it is to be queued. `ended` is the end of a request
         whose resumed tokens end it. RequestError if the request cannot be run.

@@ -30,7 +30,7 @@ class Results:
         endings: Endings,
         enqueue: Callable[[list[Sequence]], None],
     ) -> None:
-        """`enqueue` lets sequences wait for admission."""
+        """`enqueue` queues sequences for admission."""
         self._max_retries = max_retries
         self._tokenizer = tokenizer
         self._endings = endings
@@ -40,7 +40,7 @@ class Results:
     def deliver(
         self, worker: ReadyWorker, outcome: StepOutcome, logprobs: StepLogprobs | None
     ) -> None:
-        """Hands one token of each row to its client, and ends the sequences that are done."""
+        """Delivers one token of each row to its client, and ends the sequences that are done."""
         streams = worker.streams
         if logprobs is not None and outcome.valid is not None:
             logprobs = logprobs.of(outcome.valid)
@@ -65,7 +65,7 @@ class Results:
             self._endings.close(request, State.COMPLETED, finish)
 
     def fail_slot(self, worker: ReadyWorker, error: pb.SlotError) -> None:
-        """Runs the sequence of a slot that failed again, or fails its request."""
+        """Requeues the sequence of a slot that failed, or fails its request."""
         if not worker.batch.slots.live[error.slot]:
             return
         request = worker.streams.owner(error.slot)

@@ -1,4 +1,4 @@
-"""Runs of tokens: what each row of a step got from a worker that speculates."""
+"""Runs of tokens: the tokens of each row of a step, from a worker that speculates."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class RowDrafts:
 
     @classmethod
     def read(cls, result: worker_pb.StepResult, counts: Int32Array, most: int) -> "RowDrafts":
-        """Those of a result with `counts [rows]` tokens; ValueError if they are invalid.
+        """The drafts of a result with `counts [rows]` tokens; ValueError if they are invalid.
 
         A row has at most `most` drafts.
         """
@@ -56,7 +56,7 @@ class RowDrafts:
 
     @property
     def rejected(self) -> tuple[SlotArray, Int32Array]:
-        """The rows that had wrong tokens of predictions, and how many of them."""
+        """The rows that had wrong tokens of predictions, and how many each had."""
         wrong = self.drafted - self.accepted
         found = self._predicted & (wrong > 0)
         return self.rows[found].astype(np.intp), wrong[found]
@@ -85,9 +85,9 @@ class TokenRuns:
     def read(
         cls, result: worker_pb.StepResult, logprobs: StepLogprobs | None, most: int
     ) -> "TokenRuns":
-        """Those of a result that has counts.
+        """The runs of a result that has counts.
 
-        ValueError if a row has not 1 to `most` tokens, or they do not add up.
+        ValueError if a row does not have 1 to `most` tokens, or the counts do not add up.
         """
         tokens, counts = unpack(result.token_ids), unpack(result.token_counts)
         if counts.min() < 1 or counts.max() > most or counts.sum() != len(tokens):

@@ -1,4 +1,4 @@
-"""Structured output: from what a client asks for to a grammar that is known to compile.
+"""Structured output: from a client's request to a grammar that is known to compile.
 
-Matching output with it belongs to the worker.
+The worker matches output with the grammar.
 """

@@ -12,7 +12,7 @@ from pagewire.scheduler.structured.grammars import field_of
 from pagewire.tokenizer_conversion import has_tokenizer
 from pagewire.v1 import inference_pb2 as pb
 
-# Grammars, or the errors of those that do not compile, that are kept.
+# The number of grammars, or of errors of those that do not compile, that are kept.
 MAX_KEPT = 128
 # A larger schema may take long to compile.
 _LARGE_BYTES = 4 << 10
@@ -32,7 +32,7 @@ class CheckedGrammars:
         )
         self._has_tokenizer = has_tokenizer(resolve_tokenizer(config.model, config.tokenizer))
         self._max_seconds = config.max_grammar_seconds
-        # By what determines the grammar, the latest used last.
+        # By the fields that determine the grammar, serialized; the latest used last.
         self._kept: OrderedDict[bytes, asyncio.Task[str]] = OrderedDict()
 
     async def close(self) -> None:

@@ -47,7 +47,7 @@ def read_tokenizer(model: Path, tokenizer: Path | None = None) -> LLTokenizer:
 
 
 def check_size(output: pb.StructuredOutput, max_nodes: int) -> None:
-    """RequestError for a schema that is too large or not kept, and for too many choices."""
+    """RequestError for a schema that is too large or not enforced, and for too many choices."""
     field, kind = field_of(output), output.WhichOneof("kind")
     if kind == "choice":
         if len(output.choice.values) > max_nodes:

@@ -1,4 +1,4 @@
-"""A request's constraint as it travels to the worker."""
+"""A request's constraint as it is sent to the worker."""
 
 from pagewire.errors import invalid
 from pagewire.limits import INT32_MAX, MAX_STOP_STRING_LENGTH
@@ -11,7 +11,7 @@ from pagewire.v1 import worker_pb2
 
 
 def constraining_field(message: pb.GenerateRequest) -> str:
-    """What the client calls the first field that constrains the output; empty if there is none."""
+    """The client's name of the first field that constrains the output; empty if there is none."""
     if message.HasField("structured_output"):
         return field_of(message.structured_output)
     if message.HasField("reasoning_budget"):
@@ -29,7 +29,7 @@ def constraint_of(
     stop_ids: tuple[int, ...],
     tokenizer: Tokenizer | TokenIdsOnly,
 ) -> bytes:
-    """A serialized Constraint of worker.proto; empty if any token may come.
+    """A serialized Constraint of worker.proto; empty if every token is allowed.
 
     Args:
         message: the request.

@@ -1,4 +1,4 @@
-"""JSON schemas within grammars of Lark, where `%json` stands before them."""
+"""JSON schemas within Lark grammars, where they follow `%json`."""
 
 import json
 import re
@@ -41,7 +41,7 @@ def embedded_schemas(grammar: str) -> Iterator[tuple[int, int, Any]]:
 
 
 def with_kept_schemas(grammar: str) -> str:
-    """The grammar with schemas that are kept as others are: dates exist, no check is off."""
+    """The grammar with schemas enforced as other schemas are: dates exist, no check is off."""
     parts, at = [], 0
     for begin, end, schema in embedded_schemas(grammar):
         changed = with_real_dates(schema)

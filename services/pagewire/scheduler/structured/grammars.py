@@ -28,7 +28,7 @@ _ANY_OBJECT = '{"type": "object"}'
 
 
 def field_of(output: pb.StructuredOutput) -> str:
-    """What the client calls the field, for error messages."""
+    """The client's name of the field, for error messages."""
     return output.field_name or f"structured_output.{output.WhichOneof('kind') or 'kind'}"
 
 
@@ -56,7 +56,7 @@ def grammar_text(output: pb.StructuredOutput, tokenizer: LLTokenizer) -> str:
 
 
 def _regex_grammar(regex: str) -> str:
-    # llguidance drops it.
+    # llguidance drops such a backslash.
     if (len(regex) - len(regex.rstrip("\\"))) % 2:
         raise ValueError("it ends with a backslash that escapes nothing")
     return LLMatcher.grammar_from_regex(regex)

@@ -19,7 +19,7 @@ def check_json(text: str, field: str, max_nodes: int) -> None:
 
 
 def check_schema(value: Any, field: str, max_nodes: int) -> None:
-    """RequestError for a schema that has too many values, or that is not kept.
+    """RequestError for a schema that has too many values, or that is not enforced.
 
     llguidance counts pairs for `minProperties`, and an output may have a pair twice.
     """

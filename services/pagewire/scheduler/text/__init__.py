@@ -1,4 +1,4 @@
 """Text: the tokenizer, chat templates, incremental detokenization and stop strings.
 
-Nothing here knows requests or workers.
+Nothing here depends on requests or workers.
 """

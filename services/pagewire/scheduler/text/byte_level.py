@@ -12,7 +12,7 @@ def byte_level_table(
 ) -> tuple[list[bytes], list[str | None]] | None:
     """Bytes and text by token id; None for a tokenizer that is not byte-level.
 
-    The text is that where a character may begin, None if the token ends within a character.
+    The text holds where a character may begin; it is None if the token ends within a character.
     """
     spec = json.loads(backend.to_str())
     if not _is_byte_level(spec.get("decoder")):
@@ -34,7 +34,7 @@ def byte_fallback_ids(backend: Backend) -> frozenset[int]:
 
 
 def keeps_all_text(backend: Backend) -> bool:
-    """Whether the tokens of a text stand for all of it, as its normalizer leaves it."""
+    """Whether the tokens of a text stand for all of its normalized form."""
     if any(backend.token_to_id(character) is None for character in _bytes_of_characters()):
         return False  # bytes without a token are left out, or many become one
     spec = json.loads(backend.to_str())

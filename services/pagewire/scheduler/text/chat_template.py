@@ -1,7 +1,7 @@
 """Chat templates: a model's Jinja template turns a conversation into its prompt text.
 
 transformers renders them, in Jinja's immutable sandbox, as templates come with model files. Its
-module for that imports no torch. Where a model keeps its templates is in `template_files`.
+module for that imports no torch. `template_files` finds the templates of a model.
 """
 
 import os

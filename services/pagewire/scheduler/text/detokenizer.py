@@ -37,7 +37,8 @@ class ByteLevelDetokenizer:
         names: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         """`token_texts` has the text of each token where a character may begin, None for tokens
-        that end within one. `names` has the special tokens that are text, which have none there."""
+        that end within one. `names` has the special tokens that are shown as text; they have no
+        text there."""
         self._names = names
         self._bytes = token_bytes
         self._texts = token_texts
@@ -72,10 +73,10 @@ class ByteLevelDetokenizer:
 class PrefixDetokenizer:
     """For any tokenizer: decodes a window of tokens with and without the new one.
 
-    The window starts where the text before was whole, so that the difference of the two texts is
-    what a token adds in its context (a leading space, a joined character). Byte-fallback tokens
-    are held until their run ends: one wrong byte turns every byte of its run into U+FFFD, also
-    those that were whole characters. `special_ids` are the tokens that are left out.
+    The window starts where the text before was whole. So the difference of the two texts is the
+    token's text in its context (a leading space, a joined character). Byte-fallback tokens are held
+    until their run ends: one wrong byte turns every byte of its run into U+FFFD, also those that
+    were whole characters. `special_ids` are the tokens that are left out.
     """
 
     __slots__ = ("_backend", "_fallback_ids", "_ids", "_prefix", "_read", "_special_ids")

@@ -1,4 +1,4 @@
-"""In which formats a model writes tool calls and reasoning, found from its chat template."""
+"""The formats in which a model writes tool calls and reasoning, found from its chat template."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from pagewire.errors import RequestError
 from pagewire.output_formats import REASONING_FORMATS, ReasoningFormat
 from pagewire.v1 import inference_pb2 as pb
 
-# Text of templates that tells the format, all of one entry together; the first entry that fits
-# counts.
+# Texts in a template that identify the format. A template must have all texts of an entry; the
+# first such entry counts.
 _TOOL_MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("harmony", ("<|start|>", "<|channel|>commentary")),
     ("qwen3_coder", ("<tool_call>", "<function=", "<parameter=")),
@@ -73,7 +73,7 @@ def find_formats(
 ) -> OutputFormats:
     """The formats of a model. The settings are names of formats, `auto` or `none`.
 
-    `token_id` gives the token that stands for a text, or None.
+    `token_id` returns the token that stands for a text, or None.
     """
     source = "\n".join(template.sources.values()) if template is not None else ""
     tools = detect_tools(source) if tool_parser == "auto" else tool_parser
@@ -111,7 +111,7 @@ def _start(template: Template, spec: ReasoningFormat, thinking: bool | None) -> 
         variables |= dict.fromkeys(_THINKING, thinking)
     try:
         prompt = template.render([{"role": "user", "content": _QUESTION}], True, variables)
-    except RequestError:  # it wants another conversation
+    except RequestError:  # the template refuses this conversation
         return pb.REASONING_START_BY_MODEL
     ending = prompt.rpartition(_QUESTION)[2]
     opened = max(ending.rfind(tag) for tag in spec.begins)

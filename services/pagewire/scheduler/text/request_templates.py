@@ -1,4 +1,4 @@
-"""Chat templates that come with requests.
+"""Chat templates in requests.
 
 A template is a program: it may take seconds, or memory without end. So they are rendered in helper
 processes only, and where the operator trusts the clients.

@@ -1,4 +1,4 @@
-"""Where a model keeps its chat templates, in the order in which transformers looks."""
+"""Finds the chat templates of a model, in the order in which transformers looks for them."""
 
 from pathlib import Path
 from typing import Any

@@ -16,7 +16,7 @@ QWEN3_INSTRUCTION = "Given a web search query, retrieve relevant passages that a
 
 def pair_text(pair: pb.TextPair, pair_format: str) -> str | tuple[str, str]:
     """The text of a pair, or both texts for a tokenizer that joins them; RequestError for an
-    instruction that has no place."""
+    instruction that the format does not have."""
     if pair_format == "qwen3":
         instruction = pair.instruction if pair.HasField("instruction") else QWEN3_INSTRUCTION
         return (

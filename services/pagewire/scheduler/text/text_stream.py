@@ -74,8 +74,8 @@ class TextStream:
         return text[: len(text) - keep]
 
     def _found(self, text: str, old: int) -> list[tuple[int, str]]:
-        """Stop strings in `text` with their places; one within its first `old` characters is not
-        one: it was complete too early."""
+        """Stop strings in `text` with their places. A match within the first `old` characters does
+        not count: it was complete too early."""
         starts = [(max(0, old - len(stop) + 1), stop) for stop in self._stop]
         return [(at, stop) for start, stop in starts if (at := text.find(stop, start)) >= 0]
 

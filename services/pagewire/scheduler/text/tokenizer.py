@@ -1,7 +1,7 @@
 """The model's tokenizer: text to token ids, and the parts that turn ids into text.
 
-Read from tokenizer.json with the `tokenizers` library, which needs no torch. Of other tokenizers
-transformers makes such a file, see `pagewire.tokenizer_conversion`.
+Read from tokenizer.json with the `tokenizers` library, which needs no torch. For other tokenizers,
+transformers makes such a file; see `pagewire.tokenizer_conversion`.
 """
 
 import os
@@ -39,11 +39,11 @@ from pagewire.tokenizer_conversion import converted_tokenizer
 # The backend would encode a batch of one text in a pool of as many threads as there are cores.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-# A text with more characters a token of the limit is likely to have too many tokens. Where its
+# A text with more characters for each token of the limit is likely to have too many tokens. If its
 # beginning proves that, the rest is not encoded.
 _CHARACTERS_A_TOKEN = 8
-# Tokens that end at least so far before a cut are the same in the whole text: closer to it an added
-# token or a run of white space may begin.
+# Tokens that end at least this far before a cut are the same in the whole text. Closer to the cut,
+# an added token or a run of white space may begin.
 _UNCERTAIN_CHARACTERS = 512
 
 
@@ -73,7 +73,7 @@ class TooManyTokensError(Exception):
 
 
 class Tokenizer:
-    """What the scheduler reads from a model folder: tokenizer, chat template, defaults."""
+    """The tokenizer, chat template and defaults from a model folder."""
 
     def __init__(
         self,
@@ -98,9 +98,9 @@ class Tokenizer:
         self.eos_token_ids = _eos_token_ids(model or folder)
         self.default_sampling = _default_sampling(model or folder)
         added = self._backend.get_added_tokens_decoder()
-        # Whether a token may take the white space around it, however long that is.
+        # Whether a token may include the white space around it, however long that is.
         self._strips = any(token.lstrip or token.rstrip for token in added.values())
-        # Ids from here on have no text, though the model may have padded its vocabulary with some.
+        # Ids from here on have no text; the model may have padded its vocabulary with some.
         self.vocab_size = max(self._backend.get_vocab_size(), 1 + max(added, default=0))
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self._table = byte_level_table(self._backend, self._special_ids)
@@ -137,7 +137,7 @@ class Tokenizer:
         for part in (text, pair or ""):
             if limit is not None and len(part) > _CHARACTERS_A_TOKEN * limit:
                 self._refuse_if_long(part, limit)
-        # Of the backend's ways to encode, only that of batches gives up the interpreter's lock.
+        # Only the backend's batch encoding releases the interpreter's lock.
         batch = [text if pair is None else (text, pair)]
         [encoding] = self._backend.encode_batch_fast(batch, add_special_tokens=add_special_tokens)
         if limit is not None and len(encoding.ids) > limit:
@@ -203,9 +203,9 @@ class Tokenizer:
         return texts
 
     def _min_tokens(self, text: str) -> int:
-        """A lower bound: the bytes of the text over those of the longest token that it may have.
+        """A lower bound: the bytes of the text, divided by those of its longest possible token.
 
-        0 where the tokenizer may leave characters out.
+        0 if the tokenizer may leave characters out.
         """
         if not self._keeps_all:
             return 0
@@ -251,7 +251,7 @@ class Tokenizer:
 
 
 class TokenIdsOnly:
-    """Stands in for a Tokenizer where the model has none: refuses text, takes token ids."""
+    """Stands in for a Tokenizer where the model has none: refuses text, accepts token ids."""
 
     bounds = TextBounds()
     chat_template = None
@@ -321,7 +321,7 @@ def _eos_token_ids(folder: Path) -> tuple[int, ...]:
 
 
 def _default_sampling(folder: Path) -> SamplingParams:
-    """What generation_config.json recommends for requests that do not say otherwise."""
+    """The parameters that generation_config.json recommends for requests that do not set them."""
     path = folder / "generation_config.json"
     config = read_json_object(path) if path.is_file() else {}
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")

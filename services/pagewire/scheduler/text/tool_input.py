@@ -53,7 +53,7 @@ def template_message(message: pb.ChatMessage, index: int) -> dict[str, Any]:
     for name in ("name", "tool_call_id", "reasoning_content"):
         if message.HasField(name):
             entry[name] = getattr(message, name)
-    # gpt-oss calls reasoning so, and takes it beside calls only if there is no text.
+    # gpt-oss has this name for reasoning, and accepts it beside calls only if there is no text.
     if message.HasField("reasoning_content") and not (message.tool_calls and message.content):
         entry["thinking"] = message.reasoning_content
     if message.tool_calls:
@@ -75,7 +75,7 @@ def _objects(text: str, field: str) -> list[dict[str, Any]]:
 
 
 def _within(value: Any, levels: int) -> bool:
-    """Whether a JSON value has at most so many levels."""
+    """Whether a JSON value has at most `levels` levels."""
     if not isinstance(value, dict | list):
         return True
     inner = value.values() if isinstance(value, dict) else value

@@ -1,4 +1,4 @@
-"""The workers: a link to each, the limits of each, and what runs on it.
+"""The workers: a link to each, the limits of each, and the sequences on it.
 
 Decisions about sequences belong to `core`, and requests to `requests`.
 """

@@ -26,15 +26,16 @@ FIRST_BACKOFF = 0.1
 LAST_BACKOFF = 0.5
 # How often a step is checked within its timeout.
 CHECKS_PER_STEP = 8
-# A worker that does not serve yet is asked again on a new connection after so many seconds: on a
-# damaged one its answer may never come.
+# If a worker does not serve within this many seconds, the link opens a new connection: on a damaged
+# one its answer may never arrive.
 HANDSHAKE_SECONDS = 8.0
-# The worker ends a stream so when another scheduler took it over, or when its drain time is over.
+# The worker ends a stream with these codes when another scheduler took it over, or when its drain
+# time is over.
 EXPLAINED_CODES = (grpc.StatusCode.ABORTED, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 class WorkerEvents(Protocol):
-    """The owner of a link; all calls come on the event loop."""
+    """The owner of a link; all calls are made on the event loop."""
 
     def on_ready(self, link: "WorkerLink", info: pb.WorkerInfo) -> None:
         """The worker is fresh: every slot is empty and the next step has number 1."""
@@ -45,29 +46,29 @@ class WorkerEvents(Protocol):
         ...
 
     def on_draining(self, link: "WorkerLink") -> None:
-        """The worker takes no more sequences; call `leave` once it has none. May come again."""
+        """The worker accepts no more sequences; call `leave` once it has none. May be repeated."""
         ...
 
     def on_serving(self, link: "WorkerLink") -> None:
-        """The draining worker takes sequences again."""
+        """The draining worker accepts sequences again."""
         ...
 
     def on_lost(self, link: "WorkerLink") -> None:
-        """The stream of a ready worker has ended; no result comes any more."""
+        """The stream of a ready worker has ended; no more results arrive."""
         ...
 
 
 class WorkerTurns(Protocol):
-    """Decides which workers a scheduler claims that shares them with others."""
+    """Decides which of the workers that schedulers share this scheduler claims."""
 
     name: str
 
     def on_standing(self, link: "WorkerLink", standing: pb.Standing) -> None:
-        """Who holds the worker, or waits for it, has changed; ValueError for another model."""
+        """The worker's holder or a waiting scheduler has changed; ValueError for another model."""
         ...
 
     def on_gone(self, link: "WorkerLink") -> None:
-        """The stream has ended: nothing is known of the worker."""
+        """The stream has ended: the worker's standing is unknown."""
         ...
 
 
@@ -118,7 +119,7 @@ class WorkerLink:
         self._outgoing_filled.set()
 
     def end_trace(self, slot: int) -> None:
-        """Tells the worker that the traced sequence in a slot has left it."""
+        """Reports to the worker that the traced sequence in a slot has left it."""
         self._outgoing.append(pb.RunRequest(trace_end=pb.TraceEnd(slots=[slot])))
         self._outgoing_filled.set()
 
@@ -135,7 +136,7 @@ class WorkerLink:
             self._events.on_draining(self)
 
     def claim(self) -> None:
-        """Asks for the worker, which is free."""
+        """Claims the worker, which is free."""
         self.claims_sent += 1
         self._outgoing.append(pb.RunRequest(claim=pb.Claim()))
         self._outgoing_filled.set()
@@ -250,7 +251,7 @@ class WorkerLink:
     async def _wait_for_turn(
         self, call: grpc.aio.StreamStreamCall[Any, Any], message: Any, turns: WorkerTurns
     ) -> Any:
-        """Reports who holds the worker, until a claim succeeds or the stream ends.
+        """Reports the worker's standing, until a claim succeeds or the stream ends.
 
         Returns the stream's next message, or its end.
         """
@@ -299,7 +300,7 @@ class WorkerLink:
             self._events.on_lost(self)
 
     def _check_reading(self, alive: pb.Alive) -> None:
-        """Fails if the worker reads no more steps; once a second it says how many it has read."""
+        """Fails if the worker reads no more steps; it reports the steps read once a second."""
         if self._unread.poll(alive.received_steps, self._sent > alive.received_steps):
             raise StreamError(
                 f"the worker stopped reading at step {alive.received_steps} of {self._sent}"
@@ -363,7 +364,7 @@ class WorkerLink:
         call.cancel()
 
     async def _raise_status(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
-        """Raises how the stream has ended, unless that is its regular end."""
+        """Raises the error of a stream that has ended, unless its status is OK."""
         code, details = await call.code(), await call.details()
         if code is not grpc.StatusCode.OK:
             self.end_explained = code in EXPLAINED_CODES

@@ -29,7 +29,7 @@ class Workers:
     ) -> None:
         """`grace`: seconds for the sequences of a removed worker; `step_timeout`: for a step.
 
-        `shared`: other schedulers use the same workers, each its part.
+        `shared`: other schedulers use the same workers, and each holds a part of them.
         """
         self._shared = shared
         self._addresses = addresses
@@ -44,7 +44,7 @@ class Workers:
         self._faults: asyncio.Queue[BaseException] = asyncio.Queue()
 
     async def run(self) -> None:
-        """Lasts until it is cancelled or a link fails with an error; then closes every link."""
+        """Runs until it is cancelled or a link fails with an error; then closes every link."""
         try:
             while True:
                 await self.refresh()
@@ -59,7 +59,7 @@ class Workers:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def stop_sharing(self) -> None:
-        """Waits for no worker any more. Those that this scheduler holds stay."""
+        """Stops waiting for workers. Those that this scheduler holds stay."""
         if self._shared is None:
             return
         self._shared.close()

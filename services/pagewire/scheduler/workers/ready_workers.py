@@ -1,4 +1,4 @@
-"""The connected workers: what runs on each, what it can take, how far ahead to plan for it."""
+"""The connected workers: the sequences and limits of each, and how far ahead to plan for it."""
 
 import logging
 import time
@@ -36,7 +36,7 @@ SHORT_STEP_RUN_AHEAD = 4
 
 @dataclass(slots=True, eq=False)
 class ReadyWorker:
-    """A connected worker and what runs on it."""
+    """A connected worker and its sequences."""
 
     link: WorkerLink
     info: pb.WorkerInfo
@@ -49,16 +49,16 @@ class ReadyWorker:
     leaving: bool = False
     # None without a target for the time of a step: chunks are as large as a step allows.
     chunks: ChunkSize | None = None
-    # What it computes in place of tokens; None if it generates.
+    # The pooling that it computes instead of tokens; None if it generates.
     pooling: ModelPooling | None = None
 
     def aim_at(self, tpot_ms: float) -> None:
-        """Makes chunks as large as a step with decodes can take in so much time."""
+        """Makes chunks as large as steps with decodes can compute in `tpot_ms`."""
         self.chunks = ChunkSize(int(tpot_ms * 1000))
         self.batch.chunk_tokens = self.chunks.tokens
 
     def observe(self, duration_us: int) -> None:
-        """Learns from the oldest step in flight, which took so long."""
+        """Takes the duration of the oldest step in flight, and adapts the size of chunks."""
         self.step_seconds = duration_us / 1e6
         if self.chunks is None or not self.batch.in_flight:
             return
@@ -76,7 +76,7 @@ class ReadyWorker:
         return len(self.batch.in_flight) < max(run_ahead, SHORT_STEP_RUN_AHEAD if short else 0)
 
     def send(self, plan: StepPlan) -> None:
-        """Sends a step; to be called before anything else changes the sequences."""
+        """Sends a step; call it before anything else changes the sequences."""
         self.link.send(encode_step(plan, self.batch.limits.max_drafts > 0))
 
     def leave_if_drained(self) -> None:
@@ -87,7 +87,7 @@ class ReadyWorker:
 
 
 class ReadyWorkers:
-    """The connected workers, draining ones included. Admission knows those that take sequences."""
+    """The connected workers, draining ones included. Admission has those that accept sequences."""
 
     def __init__(
         self,
@@ -100,8 +100,8 @@ class ReadyWorkers:
         """`texts` are those of the model's tokens; `plan_soon` is called when requests have waited
         for too long without a worker."""
         self.by_link: dict[WorkerLink, ReadyWorker] = {}
-        # What they can take; None before the first worker was ready. While all are lost it is what
-        # they could take, so that requests wait for their return.
+        # The limits of the connected workers; None before the first worker was ready. While all are
+        # lost the last limits stay, so that requests wait for their return.
         self.limits: ModelLimits | None = None
         self.outage = Outage(config.hand_back_after, config.no_worker_timeout, plan_soon)
         self._config = config
@@ -114,7 +114,7 @@ class ReadyWorkers:
         return iter(self.by_link.values())
 
     def connect(self, link: WorkerLink, info: pb.WorkerInfo) -> None:
-        """Adds a worker that takes sequences; ValueError if it cannot serve the model."""
+        """Adds a worker that accepts sequences; ValueError if it cannot serve the model."""
         if info.model != self._model:
             raise ValueError(f"it serves the model {info.model!r}, this scheduler {self._model!r}")
         limits, pooling = worker_limits(self._config, info), model_pooling(info)
@@ -146,7 +146,7 @@ class ReadyWorkers:
         )
 
     def drain(self, link: WorkerLink) -> bool:
-        """Gives a worker no more sequences; False if that is so already."""
+        """Admits no more sequences to a worker; False if it is draining already."""
         worker = self.by_link.get(link)
         if worker is None or worker.draining:
             return False
@@ -156,7 +156,7 @@ class ReadyWorkers:
         return True
 
     def resume(self, link: WorkerLink) -> bool:
-        """Gives a draining worker sequences again; False if it is not draining, or leaving."""
+        """Admits sequences to a draining worker again; False if it is not draining, or leaving."""
         worker = self.by_link.get(link)
         if worker is None or not worker.draining or worker.leaving:
             return False
@@ -184,7 +184,7 @@ class ReadyWorkers:
         return [worker.batch for worker in list(self.by_link.values())]
 
     def may_take(self, sequence: Sequence) -> bool:
-        """Whether some worker takes the sequence at its longest; True while none is connected."""
+        """Whether some worker can run the sequence at its longest; True if none is connected."""
         return not self.by_link or any(worker.batch.fits(sequence) for worker in self)
 
     def finish(self, sequence: Sequence) -> None:
@@ -195,7 +195,7 @@ class ReadyWorkers:
                 return
 
     def forget(self, sequences: list[Sequence]) -> None:
-        """Lets workers free the KV that was kept of ended sequences."""
+        """Releases the kept KV of ended sequences on all workers."""
         for worker in self:
             for sequence in sequences:
                 worker.batch.forget(sequence.arrival)

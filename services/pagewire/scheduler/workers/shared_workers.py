@@ -11,9 +11,11 @@ from pagewire.v1 import worker_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-# News of so many seconds are judged together: many come at once when a scheduler comes or goes.
+# Reports within this many seconds share one plan: many arrive at once when a scheduler joins or
+# leaves.
 PLAN_SECONDS = 0.05
-# A worker that was given up is waited for again at once. After so many seconds it is not reachable.
+# The link to a worker that was given up connects again at once. If it has no stream after this many
+# seconds, the worker is not reachable.
 RETURN_SECONDS = 2.0
 
 
@@ -29,25 +31,25 @@ class SharedWorkers:
         load: Callable[[WorkerLink], int],
     ) -> None:
         """`name` is unique; `grace`: seconds for the sequences of a worker that is given up; `load`
-        is how many sequences run on a worker."""
+        returns how many sequences run on a worker."""
         self.name = name
         self._model = model
         self._grace = grace
         self._load = load
         self._sharing = Sharing(name, settle_seconds)
-        # Those with an open stream.
+        # The links with an open stream.
         self._links: dict[str, WorkerLink] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
     def close(self) -> None:
-        """Claims no worker any more, and gives none up."""
+        """Claims no more workers, and gives up none."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
 
     def on_standing(self, link: WorkerLink, standing: pb.Standing) -> None:
-        """Who holds the worker, or waits for it, has changed; ValueError for another model."""
+        """The worker's holder or a waiting scheduler has changed; ValueError for another model."""
         if standing.model != self._model:
             raise ValueError(
                 f"it serves the model {standing.model!r}, this scheduler {self._model!r}"
@@ -62,7 +64,7 @@ class SharedWorkers:
         self._update(link.address, Standing(holder, waiting if holder else waiting | {self.name}))
 
     def on_gone(self, link: WorkerLink) -> None:
-        """The stream has ended: nothing is known of the worker, unless it was given up."""
+        """The stream has ended: the worker's standing is unknown, unless it was given up."""
         if self._links.pop(link.address, None) is None:
             return
         if link.released and not link.retired:
@@ -80,7 +82,7 @@ class SharedWorkers:
         self._plan_in(PLAN_SECONDS)
 
     def _plan_in(self, seconds: float) -> None:
-        """Plans after so many seconds, or earlier if that is so already."""
+        """Plans after `seconds`, or earlier if an earlier plan is due already."""
         loop = asyncio.get_running_loop()
         due = loop.time() + seconds
         if self._closed or (self._timer is not None and self._timer.when() <= due):

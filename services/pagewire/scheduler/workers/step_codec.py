@@ -1,4 +1,4 @@
-"""Planned steps as the messages that travel to a worker."""
+"""Planned steps as the messages that are sent to a worker."""
 
 import numpy as np
 
@@ -10,9 +10,9 @@ from pagewire.v1 import worker_pb2 as pb
 
 
 def encode_step(plan: StepPlan, drafts: bool = False) -> pb.Step:
-    """The message of a step; to be called before anything else changes the sequences.
+    """The message of a step; call it before anything else changes the sequences.
 
-    `drafts`: the worker speculates, so it gets what helps it to.
+    `drafts`: the worker speculates, so it gets salts and predictions.
     """
     step = pb.Step(step=plan.number)
     if plan.starts:

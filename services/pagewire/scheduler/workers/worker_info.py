@@ -48,7 +48,7 @@ def worker_limits(config: SchedulerConfig, info: pb.WorkerInfo) -> WorkerLimits:
 
 
 def unlike(info: pb.WorkerInfo, others: Iterable[pb.WorkerInfo]) -> str | None:
-    """What makes a request that moves between this worker and others get another answer, or None.
+    """The difference for which a request that moves to others may get another answer, or None.
 
     The text follows the name of the worker.
     """
@@ -62,7 +62,7 @@ def unlike(info: pb.WorkerInfo, others: Iterable[pb.WorkerInfo]) -> str | None:
 
 
 def model_pooling(info: pb.WorkerInfo) -> ModelPooling | None:
-    """What the worker computes in place of tokens, if so; ValueError if that is not known here."""
+    """The worker's pooling; None if it generates. ValueError if the pooling is not known here."""
     if not info.HasField("pooling"):
         return None
     given = info.pooling

@@ -103,7 +103,7 @@ class WorkerBatch:
         """Places for a token, in blocks of running sequences, for which no token is known yet."""
         table = self.slots
         taken = np.maximum(table.computed, table.known)
-        # Beside a window, blocks for the last known tokens may be missing.
+        # With a window, blocks for the last known tokens may be missing.
         return int(np.maximum(table.capacity - taken, 0)[table.live].sum())
 
     def running(self) -> list[Sequence]:
@@ -119,23 +119,24 @@ class WorkerBatch:
         return self._slot_pool.num_free > 0 and not backlog_full
 
     def fits(self, sequence: Sequence) -> bool:
-        """Whether the worker, with its whole pool, takes the sequence at its longest."""
+        """Whether the worker, with its whole pool, can run the sequence at its longest."""
         return (
             sequence.max_length <= self.limits.max_model_len
             and self.limits.least_blocks(sequence.max_computed) <= self.pool.total
         )
 
     def find_cached(self, sequence: Sequence) -> CachedPrefix:
-        """What is cached of the sequence's first tokens."""
+        """The cached KV of the sequence's first tokens."""
         return self._sharing.find(sequence)
 
     def room_for(self, sequence: Sequence) -> CachedPrefix | None:
         """The cached prefix to `admit` the sequence with; None if it may not start now.
 
-        It needs a slot and blocks for its known tokens, as many as it may hold at once, or for its
-        longest where `limits` ask for whole sequences. Beside running sequences it must leave the
-        part of the pool above the threshold free for them to grow. It waits while another prefill
-        is about to compute more of its beginning than is cached.
+        The sequence needs a slot, and blocks for its known tokens, at most those that it may hold
+        at once. Where `limits` require whole sequences, the pool must hold all of them at their
+        longest. Beside running sequences, the part of the pool above the threshold stays free for
+        them to grow. The sequence waits while another prefill is about to compute more of its
+        beginning than is cached.
         """
         if not self.open or not self.fits(sequence):
             return None
@@ -166,8 +167,7 @@ class WorkerBatch:
         return int(self.slots.computed[sequence.slot])
 
     def prefill_cost(self, sequence: Sequence, cached: CachedPrefix) -> float:
-        """Tokens of the sequence to compute, and those that take as long as its loads from host
-        memory."""
+        """Tokens to compute, with loads from host memory counted as tokens that take as long."""
         computed = sequence.num_known - cached.num_tokens
         if not cached.host_blocks:
             return computed
@@ -186,12 +186,12 @@ class WorkerBatch:
             self._sharing.forget_all()
 
     def admit(self, sequence: Sequence, cached: CachedPrefix) -> Restart | None:
-        """Starts the sequence with what `room_for` has just found.
+        """Starts the sequence with the prefix that `room_for` has just found.
 
-        It takes a slot and blocks for its known tokens, or for the first of them that may be held
-        at once (`WorkerLimits.most_blocks`). Full cached blocks are shared or loaded
-        from host memory, one that is not full is copied, and those tokens are not computed.
-        Returns how it starts again if it was preempted.
+        Assigns a slot, and blocks for the known tokens or the first of them that the sequence may
+        hold at once (`WorkerLimits.most_blocks`). Full cached blocks are shared or loaded from host
+        memory, one that is not full is copied, and their tokens are not computed. Returns how the
+        sequence starts again if it was preempted.
         """
         self.pool.acquire(cached.held)
         more = self._new_blocks(sequence, cached)
@@ -220,8 +220,8 @@ class WorkerBatch:
     def _blocks_needed(self, sequence: Sequence, cached: CachedPrefix) -> int:
         """Blocks that are free or idle now and that the sequence would hold.
 
-        Beside a window, also those that running prefills will want again: an admission that took
-        them could stop all of these.
+        With a window, also the blocks that running prefills still lack: an admission that took
+        those could stop all prefills.
         """
         new = self._new_blocks(sequence, cached) + len(cached.host_blocks)
         if self._window is not None:
@@ -229,7 +229,7 @@ class WorkerBatch:
         return new + self.pool.num_idle(cached.held)
 
     def _new_blocks(self, sequence: Sequence, cached: CachedPrefix) -> int:
-        """Blocks that it gets beside the cached ones."""
+        """Blocks that the sequence gets beside the cached ones."""
         num_known = sequence.num_known
         held = self.limits.blocks_for(num_known) - cached.num_freed
         return min(held, self.limits.most_blocks(num_known)) - (cached.num_full - cached.num_freed)
@@ -264,9 +264,9 @@ class WorkerBatch:
             self._start_decoding(plan)
         if plan.num_tokens == 0:
             if self._isolation.first_is_done:
-                return self.plan()  # it was preempted as no block was free: others go on
+                return self.plan()  # it was preempted as no block was free: others continue
             if self._window is not None and self._prefill.slots and not self.in_flight:
-                # Prefills hold all blocks, and none has enough to go on.
+                # Prefills hold all blocks, and none has enough to continue.
                 self._preempt(self._policy.victim(self.running()))
                 return self.plan()
             return None
@@ -281,9 +281,9 @@ class WorkerBatch:
     def commit(self, number: int, tokens: Int32Array, duration_us: int = 0) -> StepOutcome:
         """Takes the answer to the oldest step in flight; `tokens` is parallel to its rows.
 
-        `duration_us` is the time that the worker took for it, 0 if it is not known.
-        On a worker that speculates these are the first tokens of the rows; `commit_more` takes the
-        next ones, then `settle` ends the answer.
+        `duration_us` is the time that the step took on the worker, 0 if it is not known.
+        On a worker that speculates, `tokens` are the first ones of the rows; `commit_more` takes
+        the next ones, then `settle` ends the answer.
 
         Raises ValueError if the answer is to another step or has another number of rows.
         """
@@ -314,12 +314,12 @@ class WorkerBatch:
         return StepOutcome(rows, tokens, indices, stopped, ended, None if complete else valid)
 
     def note_rejected(self, rows: SlotArray, counts: Int32Array) -> None:
-        """`rows [n]` of the step committed last had so many wrong tokens of predictions."""
+        """Counts the wrong predicted tokens of `rows [n]` of the step committed last."""
         if self._variable is not None:
             self._variable.note_rejected(self._answered.rows[rows], counts)
 
     def note_accepted(self, rows: SlotArray) -> None:
-        """The tokens of `rows [n]` that were committed last have been in predictions, too."""
+        """Counts the tokens of `rows [n]` committed last as accepted tokens of predictions."""
         if self._variable is not None:
             slots = self._answered.rows[rows]
             self._variable.note_accepted(slots[self.slots.live[slots]])
@@ -327,7 +327,7 @@ class WorkerBatch:
     def commit_more(self, rows: SlotArray, tokens: Int32Array) -> StepOutcome:
         """Takes one more token for each of some `rows [n]` of the step that was committed last.
 
-        Sequences that its earlier tokens have ended must have been finished by now.
+        Sequences that its earlier tokens have ended must be finished before.
         """
         table, slots = self.slots, self._answered.rows[rows]
         valid = table.live[slots]
@@ -339,7 +339,7 @@ class WorkerBatch:
         return StepOutcome(slots, tokens, indices, stopped, ended, None if complete else valid)
 
     def settle(self) -> None:
-        """All tokens of the answered step are committed, and the sequences that ended finished."""
+        """Ends an answer, once all its tokens are committed and ended sequences are finished."""
         self._decode.settle(self._answered)
 
     def slots_in_flight(self) -> set[int]:
@@ -348,7 +348,7 @@ class WorkerBatch:
         return named.union(*(plan.rows.tolist() for plan in self.in_flight))
 
     def _start_decoding(self, plan: StepPlan) -> None:
-        """Lets the slots decode whose prefill ends in this step, which samples a token of each."""
+        """Starts decoding in the slots whose prefill ends in this step with a sampled token."""
         table = self.slots
         for slot in plan.completed:
             table.sequence(slot).state = State.DECODE
@@ -411,11 +411,11 @@ class WorkerBatch:
                 self._drop_unproven(retired.blocks)
 
     def forget(self, arrival: int) -> None:
-        """Releases the blocks that were kept of an ended sequence, if there are any."""
+        """Releases the kept blocks of an ended sequence, if there are any."""
         self._sharing.forget(arrival)
 
     def remove_all(self) -> list[Sequence]:
-        """Takes every sequence off a lost worker; the batch must not be used again."""
+        """Removes every sequence from a lost worker; the batch must not be used again."""
         return [self.finish(sequence.slot, State.PENDING) for sequence in self.running()]
 
     def _preempt(self, victim: Sequence, sound: bool = True) -> None:

@@ -56,9 +56,9 @@ class BlockGrowth:
         self._variable = variable
 
     def grow(self, plan: StepPlan, preempt: Callable[[Sequence], None]) -> None:
-        """Gives each slot that needs one a block, and brings the decode list up to date.
+        """Appends a block to each slot that needs one, and brings the decode list up to date.
 
-        Where blocks run out, `preempt` is called with victims, and slots may stall.
+        When blocks run out, `preempt` is called with victims, and slots may stall.
         """
         table = self._table
         self._decode.refresh()
@@ -74,7 +74,7 @@ class BlockGrowth:
             self._decode.refresh()
 
     def _append_to_all(self, slots: SlotArray, plan: StepPlan) -> None:
-        """Gives each slot one more block; the pool has enough."""
+        """Appends a block to each slot; the pool has enough."""
         if not len(slots):
             return
         named, blocks = slots.tolist(), self._pool.allocate(len(slots))
@@ -88,7 +88,7 @@ class BlockGrowth:
     def _append_in_order(
         self, slots: set[int], plan: StepPlan, preempt: Callable[[Sequence], None]
     ) -> None:
-        """Gives each slot one more block, in the order of the policy, while memory is short.
+        """Appends a block to each slot, in the order of the policy, while memory is short.
 
         In that order a victim always comes after the slot that it is preempted for. So a block that
         this plan has appended is never taken away again.
@@ -101,11 +101,11 @@ class BlockGrowth:
     def _append_or_stall(
         self, slot: int, awaited: int, plan: StepPlan, preempt: Callable[[Sequence], None]
     ) -> int:
-        """Gives a slot one more block, or takes it out of this step.
+        """Appends a block to a slot, or removes the slot from this step.
 
         If no block is free and at most as many are `awaited` as slots stall, a victim is preempted.
-        Steps in flight may still name the victim's blocks; until they are answered the slot stalls.
-        Returns how many blocks are awaited now.
+        Steps in flight may still name the victim's blocks; the slot stalls until these steps are
+        answered. Returns how many blocks are awaited now.
         """
         table, pool = self._table, self._pool
         self.stalled.discard(slot)

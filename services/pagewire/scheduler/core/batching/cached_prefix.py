@@ -31,7 +31,7 @@ class CachedPrefix:
 
     @property
     def held(self) -> list[int]:
-        """The blocks to share that there are."""
+        """The blocks to share, without those behind the window."""
         return self.blocks[self.num_freed :] if self.num_freed else self.blocks
 
     @property

@@ -10,9 +10,9 @@ class ChunkSize:
 
     The model is a line, duration = base + cost * tokens: base is the time of the decodes, cost the
     time of a prompt token. It is fitted by least squares to the steps that had decodes. Base and
-    cost drift with the batch and its lengths, so older steps count less. While all chunks had the
-    same size, no line can be fitted: then duration is taken to be proportional to size, which errs
-    towards small chunks.
+    cost drift with the batch and its lengths, so older steps count less. No line can be fitted
+    while all chunks have had the same size: then duration is assumed to be proportional to size,
+    which errs towards small chunks.
     """
 
     __slots__ = ("_n", "_target", "_x", "_xx", "_xy", "_y", "tokens")

@@ -26,8 +26,8 @@ class DecodeList:
     def __init__(
         self, table: SlotTable, prefix_groups: bool, variable: VariableAdvance | None = None
     ) -> None:
-        """`prefix_groups`: whether the worker makes use of groups. `variable` None: rows get one
-        token each."""
+        """`prefix_groups`: whether the worker uses groups. `variable` None: rows get one token
+        each."""
         # As of the latest `refresh`, ascending.
         self.slots = NO_SLOTS
         self._table = table
@@ -41,7 +41,7 @@ class DecodeList:
         self._groups_unsent = False
 
     def set(self, slot: int, decoding: bool) -> None:
-        """Lets a slot decode, or not, from the next `refresh` on."""
+        """Adds a slot to the list, or removes it, from the next `refresh` on."""
         if self._table.decoding[slot] != decoding:
             self._table.decoding[slot] = decoding
             self._changed = True
@@ -63,7 +63,7 @@ class DecodeList:
             self._regroup()
 
     def put_into(self, plan: StepPlan) -> None:
-        """Adds the decode rows to a plan, and marks what the worker does not know yet."""
+        """Adds the decode rows to a plan, and marks what the worker does not have yet."""
         plan.decode_slots = plan.rows = self.slots
         plan.decode_changed = self._unsent
         if self._groups is not None:
@@ -89,13 +89,13 @@ class DecodeList:
             self._changed = plan.ends = True
 
     def settle(self, plan: StepPlan) -> None:
-        """Counts the tokens that an answered step's rows have got; slots at their limit leave."""
+        """Counts the tokens that the rows of an answered step got; slots at their limit leave."""
         if self._variable is not None:
             for slot in self._variable.settle(plan.decode_slots).tolist():
                 self.set(slot, False)
 
     def sent(self) -> None:
-        """Notes that the plan is sent, so the worker will know the list and the groups."""
+        """Notes that the plan is sent, so the worker will have the list and the groups."""
         self._unsent = self._groups_unsent = False
 
     def _regroup(self) -> None:

@@ -11,7 +11,7 @@ from pagewire.scheduler.core.sequence import Sequence
 
 
 class Isolation:
-    """The admitted suspects of one worker; one of them at a time runs, and nothing beside it.
+    """The admitted suspects of one worker. They run one at a time, with no other sequence beside.
 
     A suspect has one step in flight at a time, and other sequences none.
     """
@@ -24,7 +24,7 @@ class Isolation:
         self._table = table
         self._decode = decode
         self._suspects: deque[Sequence] = deque()
-        # Slots that would decode but for it.
+        # Slots that would decode if no slot ran alone.
         self._paused: list[int] = []
 
     def __bool__(self) -> bool:

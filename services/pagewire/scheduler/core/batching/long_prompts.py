@@ -5,9 +5,9 @@ from collections.abc import Sized
 from pagewire.scheduler.core.batching.step_plan import StepPlan
 from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
 
-# A prompt is long if it takes more than so many full steps.
+# A prompt is long if it takes more than this many full steps.
 FULL_STEPS = 4
-# The part of a step that chunks of long prompts take beside others: one of so many.
+# Beside others, chunks of long prompts get one of this many parts of a step.
 PARTS_OF_STEP = 4
 
 
@@ -15,11 +15,11 @@ class LongPrompts:
     """The slots that compute long prompts, and whose turn it is: theirs, or that of the decodes.
 
     A step with a long prompt's chunk may take as long as a hundred steps of decodes. So after such
-    a step, decodes are owed a multiple of its time. Until they have had it, in steps without long
-    prompts, no further chunk is planned beside them. The multiple leaves long prompts
-    `long_prompt_share` of the time, and up to half of it where there are few decodes for each long
-    prompt and waiting request. Where these are more than the decodes, decodes wait for each chunk:
-    the throughput of prompts matters most then.
+    a step, decodes are owed a multiple of its time, in steps without long prompts. Until then no
+    further chunk is planned beside them. The multiple leaves long prompts `long_prompt_share` of
+    the time, and up to half of it where there are few decodes for each long prompt and waiting
+    request. If long prompts and waiting requests outnumber the decodes, decodes wait for each
+    chunk: the throughput of prompts matters most then.
     """
 
     __slots__ = (
@@ -53,7 +53,7 @@ class LongPrompts:
         return not self._unanswered and self._owed_us <= 0
 
     def take_turns(self, decodes: int) -> bool:
-        """Whether chunks take turns with so many decodes."""
+        """Whether chunks take turns with this number of decodes."""
         return bool(self.slots) and decodes >= self._heads
 
     @property
@@ -61,7 +61,7 @@ class LongPrompts:
         return len(self.slots) + len(self._waiting)
 
     def add(self, slot: int, tokens: int) -> None:
-        """Adds a slot with so many tokens to compute if they make it a long prompt."""
+        """Adds a slot if its `tokens` to compute make it a long prompt."""
         if self._most_owed and tokens > self._full:
             self.slots.append(slot)
 
@@ -71,7 +71,7 @@ class LongPrompts:
             self.slots.remove(slot)
 
     def sent(self, plan: StepPlan) -> None:
-        """A step has a chunk of a long prompt beside decodes."""
+        """Notes that a step has a chunk of a long prompt beside decodes."""
         self._unanswered = plan.number
 
     def answered(self, plan: StepPlan, duration_us: int) -> None:

@@ -10,11 +10,11 @@ from pagewire.scheduler.core.batching.window import SlidingWindow
 from pagewire.scheduler.core.batching.worker_limits import WorkerLimits
 from pagewire.scheduler.core.sequence import Sequence
 
-# The most steps in which a prompt's piggybacked prefill may take place: an eighth of a second where
-# a step takes 8 ms. Longer prompts get a normal prefill of what is too much for these steps.
+# The most steps for a prompt's piggybacked prefill: an eighth of a second where a step takes 8 ms.
+# Longer prompts get a normal prefill of the excess.
 MAX_PIGGYBACKED_STEPS = 16
 # Known and predicted tokens of the sequences that start in a step, unless a single one has more. A
-# step is one message, so many starts at once would exceed its size, and hold the event loop.
+# step is one message: too many starts would exceed its size limit, and block the event loop.
 MAX_START_TOKENS = 1 << 20
 
 
@@ -41,14 +41,14 @@ class PrefillQueue:
         self._table = table
         self._sharing = sharing
         self._window = window
-        # Sequences that the worker does not know yet.
+        # Sequences that the worker does not have yet.
         self._unsent: list[Sequence] = []
 
     @property
     def near_backlog(self) -> int:
         """The backlog, with one chunk of each long prompt instead of all its tokens.
 
-        Others are admitted and computed beside long prompts as if these were no longer than that.
+        Other prompts are admitted and computed as if a long prompt were no longer than that.
         """
         far = (self._left(slot) - self.long.chunk_tokens for slot in self.long.slots)
         return self.backlog - sum(max(0, tokens) for tokens in far)
@@ -72,7 +72,8 @@ class PrefillQueue:
     def put_into(self, plan: StepPlan, chunk_tokens: int, only: int | None) -> None:
         """Adds prefill chunks to a plan that has its decodes already.
 
-        `chunk_tokens` bounds the chunks beside decodes. `only`: no slot but this one, unless None.
+        `chunk_tokens` bounds the chunks beside decodes. `only` is the one slot to add; None for
+        all.
         """
         decodes = len(plan.decode_slots)
         turns = decodes > 0 and self.long.take_turns(decodes)
@@ -135,7 +136,7 @@ class PrefillQueue:
         return count
 
     def _put_starts(self, plan: StepPlan) -> None:
-        """Adds what the worker must know of the slots in the plan that it does not know yet."""
+        """Adds the starts of the sequences in the plan that the worker does not have yet."""
         named = set(plan.prefill_slots)
         plan.starts = [s for s in self._unsent if s.slot in named]
         for sequence in plan.starts:
@@ -143,11 +144,11 @@ class PrefillQueue:
         self._unsent = [s for s in self._unsent if s.slot not in named]
 
     def _budget(self, num_decodes: int, backlog: int, chunk_tokens: int) -> int:
-        """Prompt tokens that a step may compute beside so many decodes, of a backlog.
+        """Prompt tokens of a backlog that a step may compute beside `num_decodes` decodes.
 
         Beside few decodes, prefill is piggybacked: steps stay within `piggyback_tokens`. A backlog
         that would take more than MAX_PIGGYBACKED_STEPS of them gets a larger step first. While the
-        backlog exceeds a whole step, steps are full: prompts, not decodes, are what is late.
+        backlog exceeds a whole step, steps are full: prompts are late then, not decodes.
         """
         most = self._limits.max_num_batched_tokens
         budget = most - num_decodes

@@ -1,7 +1,7 @@
 """Which blocks the sequences of one worker share, copy and keep.
 
 Full blocks are shared through the prefix cache; a block that is not full is copied. Both are
-unproven until a token is sampled from them: if their prefill fails, all sequences that have them
+unproven until a token is sampled from them: if their prefill fails, all sequences that use them
 run again.
 """
 
@@ -41,7 +41,7 @@ class PrefixSharing:
     # Finding
 
     def find(self, sequence: Sequence) -> CachedPrefix:
-        """What is cached of the sequence's first tokens, at most `Sequence.max_cached` of them."""
+        """The cached KV of the sequence's first tokens, at most `Sequence.max_cached` of them."""
         size = self._limits.block_size
         if not self._limits.prefix_caching:
             return CachedPrefix(size, [], [], None)
@@ -99,8 +99,7 @@ class PrefixSharing:
     def cache(self, sequence: Sequence, num_tokens: int, *, proven: bool) -> None:
         """Caches the full blocks of the sequence's first `num_tokens`.
 
-        `proven`: an answer says that their KV is computed; otherwise the steps planned so far
-        compute it.
+        `proven`: their KV is computed, by an answer; otherwise the steps planned so far compute it.
         """
         if not self._limits.prefix_caching:
             return
@@ -119,7 +118,7 @@ class PrefixSharing:
                 self._copies_of[block] = []
 
     def copy(self, sequence: Sequence, block: int) -> None:
-        """Holds a block that the sequence, which has its slot, begins with a copy of."""
+        """Holds the block that a sequence copies when it starts; the sequence has its slot."""
         self._pool.acquire([block])
         self._copied[sequence.slot] = block
         if block in self._copies_of:
@@ -139,7 +138,7 @@ class PrefixSharing:
         self._partials.remove(sequence.arrival)
 
     def forget_copies_of(self, blocks: list[int]) -> None:
-        """To be called before `blocks` are released: they may be another sequence's from now on."""
+        """Call it before `blocks` are released: another sequence may get them from then on."""
         for block in blocks if self._copies_of else ():
             self._copies_of.pop(block, None)
 
@@ -157,11 +156,11 @@ class PrefixSharing:
         running: Callable[[], Iterable[Sequence]],
         preempt: Callable[[Sequence, bool], None],
     ) -> None:
-        """Drops from the cache what a failed sequence shared unproven.
+        """Drops the unproven blocks of a failed sequence from the cache.
 
-        Sequences that share or have copied it run again, and so do those that have copied from
-        them. `preempt` takes a sequence and whether its own KV is sound; it ignores a sequence
-        that does not run any more.
+        Sequences that share or copied these blocks run again, and so do sequences that copied from
+        those. `preempt` gets a sequence and whether its own KV is sound; it ignores a sequence that
+        does not run any more.
         """
         dropped = self._pool.drop_unproven(blocks)
         for sequence in running() if dropped else ():
@@ -186,7 +185,7 @@ class PrefixSharing:
             self.offer_copies(sequence, sequence.num_answered, proven=True)
 
     def forget(self, arrival: int) -> None:
-        """Releases the blocks that were kept of an ended sequence, if there are any."""
+        """Releases the kept blocks of an ended sequence, if there are any."""
         blocks = self._kept.pop(arrival, None)
         if blocks is not None:
             self._partials.remove(arrival)

@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 from pagewire.packing import Int32Array
 from pagewire.scheduler.core.sequence import Sequence
 
-# Slot numbers, which numpy takes as indices without a conversion.
+# Slot numbers, which numpy accepts as indices without a conversion.
 SlotArray = NDArray[np.intp]
 
-# Rows of the output buffer are far apart in memory, so tokens are written to it for so many steps
-# at once.
+# Rows of the output buffer are far apart in memory, so the tokens of this many steps are written to
+# it at once.
 STEPS_HELD = 32
 
 

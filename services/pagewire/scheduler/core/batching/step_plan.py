@@ -16,7 +16,7 @@ NO_SLOTS: SlotArray = np.zeros(0, dtype=np.intp)
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step: the changes that the worker must know, and the rows of its answer.
+    """One step: the changes that the worker needs, and the rows of its answer.
 
     `rows` are the slots that sample, in the order of the answer: `decode_slots`, then `completed`.
     """
@@ -54,9 +54,9 @@ class StepOutcome:
     """New tokens of live sequences.
 
     `slots`, `tokens` and `indices` (positions in the outputs) are parallel arrays [n]. `stopped`
-    are the rows, ascending, whose tokens are stop ids, `ended` those whose outputs have reached
-    their limit; the caller finishes the sequences of both. `valid` marks the rows of the answer
-    that are here, None for all of them.
+    are the rows, ascending, whose tokens are stop ids; `ended` are those whose outputs have reached
+    their limit. The caller finishes the sequences of both. `valid` marks the rows of the answer
+    that are included here; None for all.
     """
 
     slots: SlotArray

@@ -1,9 +1,9 @@
-"""The books of decode rows that get several tokens in a step, on a worker that speculates.
+"""Token counts of decode rows that get several tokens in a step, on a worker that speculates.
 
-How many tokens a row got is known with the answer of its step. Until then `SlotTable.computed` is
-the most that the slot may have computed, so that its blocks suffice, and `SlotTable.sampled` the
-fewest tokens that it has drawn, so that it decodes until it surely ends. Both are exact while no
-decode row of the slot is in flight.
+The answer to a step has the number of tokens of each row. Until then `SlotTable.computed` is the
+most that the slot may have computed, so that its blocks suffice. `SlotTable.sampled` is the fewest
+tokens that it has drawn, so that it decodes until it surely ends. Both are exact while no decode
+row of the slot is in flight.
 """
 
 import numpy as np
@@ -28,7 +28,7 @@ class VariableAdvance:
         self._ahead = np.zeros(num_slots, np.int32)
         self._prompt = np.zeros(num_slots, np.int32)
         self._longest = np.zeros(num_slots, np.int32)
-        # Tokens of predictions that were drafted since the slot was occupied.
+        # Tokens of predictions that were drafted since the slot was occupied: right, and wrong.
         self._accepted = np.zeros(num_slots, np.int32)
         self._rejected = np.zeros(num_slots, np.int32)
 
@@ -45,11 +45,11 @@ class VariableAdvance:
         sequence.rejected_prediction += int(self._rejected[slot])
 
     def note_accepted(self, slots: SlotArray) -> None:
-        """The outputs of `slots [n]` have got a token each that their predictions have, too."""
+        """Counts one accepted token of a prediction for each of `slots [n]`."""
         self._accepted[slots] += 1
 
     def note_rejected(self, slots: SlotArray, counts: Int32Array) -> None:
-        """So many tokens of the predictions of `slots [n]` were drafted and were wrong."""
+        """Counts drafted tokens of the predictions of `slots [n]` that were wrong."""
         self._rejected[slots] += counts
 
     def lacking(self) -> NDArray[np.bool_]:
@@ -58,14 +58,14 @@ class VariableAdvance:
         return (self._after_next_row() > table.capacity) & table.decoding
 
     def advance(self) -> None:
-        """A step has a row of each decoding slot."""
+        """Counts a planned step's row of each decoding slot."""
         table = self._table
         np.copyto(table.computed, self._after_next_row(), where=table.decoding)
         table.sampled += table.decoding
         self._ahead += table.decoding
 
     def settle(self, slots: SlotArray) -> SlotArray:
-        """The tokens of a step's decode rows, of `slots [n]`, are in the table.
+        """Counts the answer to a step's decode rows `slots [n]`; the table has their tokens.
 
         Returns the slots that have reached their limit, in `sampled`, and still decode.
         """

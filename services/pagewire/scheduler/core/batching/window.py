@@ -19,10 +19,10 @@ from pagewire.scheduler.core.kv.block_pool import SCRATCH_BLOCK, BlockPool
 
 
 class SlidingWindow:
-    """What the sequences of one worker hold around their windows, by slot.
+    """The blocks that the sequences of one worker hold around their windows, by slot.
 
     A sequence keeps the blocks that the first token of its current block sees. So its last full
-    block stays the end of a prefix that another sequence can go on from.
+    block stays the end of a prefix that another sequence can continue.
     """
 
     __slots__ = (
@@ -55,23 +55,23 @@ class SlidingWindow:
         self._table = table
         self._pool = pool
         self._sharing = sharing
-        # Tokens whose KV is computed by answered steps, and at how many the next block is given up.
+        # Tokens whose KV answered steps computed; at `_due` of them the next block is given up.
         self._answered = column()
         self._due = column()
         # Tokens before the output, less the last one of all, whose KV is not computed.
         self._before_output = column()
-        # By slot: the blocks given up, where the worker does not know it.
+        # By slot: the number of blocks given up, if the worker does not have it yet.
         self._unsent: dict[int, int] = {}
 
     def occupy(self, slot: int) -> None:
-        """Begins with a sequence that has just taken its slot."""
+        """Starts to track a sequence that has just taken its slot."""
         sequence = self._table.sequence(slot)
         self._answered[slot] = sequence.num_computed
         self._before_output[slot] = sequence.num_known - sequence.num_generated - 1
         self._set_due(slot, sequence.num_freed)
 
     def vacate(self, slot: int) -> None:
-        """Ends with a sequence that leaves its slot."""
+        """Stops tracking a sequence that leaves its slot."""
         self._unsent.pop(slot, None)
 
     def stop(self, slot: int) -> None:
@@ -81,7 +81,7 @@ class SlidingWindow:
     def answered(self, plan: StepPlan, rows: SlotArray) -> None:
         """Gives up blocks after the answer to a step; `rows` are the live slots that got a token.
 
-        To be called once those tokens are in the slot table.
+        Call it once those tokens are in the slot table.
         """
         for slot, count in zip(plan.prefill_slots, plan.prefill_counts, strict=True):
             self._answered[slot] += count
@@ -110,9 +110,9 @@ class SlidingWindow:
         return np.maximum(more, 0, out=more)
 
     def extend(self, plan: StepPlan, slot: int, count: int) -> int:
-        """Gives a prefill blocks for a chunk of `count` tokens; returns for how many it has room.
+        """Allocates blocks for a prefill's chunk of `count` tokens; returns how many have room.
 
-        It gets no more than it may hold, and than are free.
+        Allocates no more blocks than the prefill may hold, and than are free.
         """
         table, pool = self._table, self._pool
         sequence, computed = table.sequence(slot), int(table.computed[slot])
@@ -128,17 +128,17 @@ class SlidingWindow:
         return min(count, int(table.capacity[slot]) - computed)
 
     def wanted(self, slots: Iterable[int]) -> int:
-        """Blocks that the prefills of some slots lack of those that they may hold."""
+        """Blocks that the prefills of `slots` may hold and do not have yet."""
         return sum(self._wanted(slot, self._table.sequence(slot).num_known) for slot in slots)
 
     def put_into(self, plan: StepPlan) -> None:
-        """Adds to a step that is sent what the worker does not know yet."""
+        """Adds to a step that is sent the changes that the worker does not have yet."""
         if self._unsent:
             plan.freed_slots, plan.freed_counts = [*self._unsent], [*self._unsent.values()]
             self._unsent = {}
 
     def _wanted(self, slot: int, tokens: int) -> int:
-        """Blocks that a prefill lacks for its first `tokens`, of those that it may hold."""
+        """Blocks that a prefill may hold for its first `tokens` and does not have yet."""
         sequence = self._table.sequence(slot)
         held = len(sequence.blocks) - sequence.num_freed
         most = self._limits.most_blocks(sequence.num_known)

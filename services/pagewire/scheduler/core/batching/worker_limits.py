@@ -22,14 +22,14 @@ class WorkerLimits:
     # The share of the pool that an admission may fill while other sequences run.
     memory_threshold: float
     prefix_caching: bool = True
-    # Whether the worker makes use of groups of decoding slots that share blocks.
+    # Whether the worker uses groups of decoding slots that share blocks.
     prefix_groups: bool = False
     # Whether a sequence waits until all blocks that it may ever need are free, so that none is
     # preempted.
     whole_sequences: bool = False
     # The most tokens of a sequence, prompt and output together.
     max_model_len: int = INT32_MAX
-    # Steps of up to so many tokens suit piggybacked prefill; 0 for none (see WorkerInfo).
+    # Steps of up to this many tokens suit piggybacked prefill; 0 for none (see WorkerInfo).
     piggyback_tokens: int = 0
     # The least share of its time that long prompts get beside decodes; 1 for no bound.
     long_prompt_share: float = 1.0
@@ -50,12 +50,12 @@ class WorkerLimits:
         return blocks_before(self.window, self.block_size) if self.window else None
 
     def least_blocks(self, tokens: int) -> int:
-        """Blocks without which a sequence of so many tokens cannot run, with a pool of its own."""
+        """The fewest blocks with which a sequence of `tokens` tokens can run alone in a pool."""
         whole = self.blocks_for(tokens)
         return whole if self.reach is None else min(whole, self.reach + 1)
 
     def most_blocks(self, tokens: int) -> int:
-        """Blocks that a sequence holds at most, up to so many tokens.
+        """The most blocks that a sequence of up to `tokens` tokens holds.
 
         With a window, those behind it are released when the steps that see them are answered.
         """

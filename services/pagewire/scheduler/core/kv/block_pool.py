@@ -2,7 +2,8 @@
 
 A full block can be cached: it is then found by the tokens that it holds and those before them (see
 `PrefixTree`). A cached block without a holder is idle: it keeps its contents until its space is
-needed. Then they are saved in host memory, if there is any and saving pays (see `HostTier`).
+needed. Its contents are saved in host memory first, if there is any and saving pays (see
+`HostTier`).
 """
 
 from bisect import bisect_left
@@ -28,7 +29,7 @@ _TOKEN_BYTES = 4
 
 
 class OutOfBlocksError(Exception):
-    """More blocks were asked for than are available."""
+    """More blocks were requested than are available."""
 
 
 class BlockState(IntEnum):
@@ -148,7 +149,7 @@ class BlockPool:
             self._tree.acquire(held)
 
     def expect(self, blocks: Sequence[int]) -> None:
-        """Notes that a preempted sequence will look for these again, as far as they are cached."""
+        """Marks the cached ones of `blocks`: a preempted sequence will look for them again."""
         awaited = np.array(blocks, dtype=np.int64)
         self._tree.use.awaited[awaited] = self._tree.cached(awaited)
 
@@ -182,7 +183,7 @@ class BlockPool:
         return self.host.take()
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Gives up one reference to each of a sequence's blocks; ValueError if one has none."""
+        """Drops one reference to each of a sequence's blocks; ValueError if one has none."""
         held = np.array(blocks, dtype=np.int64)
         counts = self._references[held] - 1
         if (counts < 0).any():
@@ -199,10 +200,9 @@ class BlockPool:
     def match(self, data: bytes, salt: Hashable = "") -> list[int]:
         """The blocks of the longest cached prefix of `data`, whole blocks only.
 
-        With a window, 0 stands for each of its blocks that the next token does not see.
-
-        Blocks of the device come first, then blocks in host memory. `data` are token ids as
-        little-endian int32. Only blocks that were cached with an equal `salt` are found.
+        Blocks of the device come first, then blocks in host memory. With a window, 0 stands for
+        each block that the next token does not see. `data` are token ids as little-endian int32.
+        Only blocks that were cached with an equal `salt` are found.
         """
         return self._tree.match(data, salt)
 
@@ -240,7 +240,7 @@ class BlockPool:
         return set(dropped.tolist())
 
     def note_hits(self, blocks: Sequence[int]) -> None:
-        """Counts that a sequence has started with these blocks, which were cached."""
+        """Counts the start of a sequence with these cached blocks."""
         self._tree.use.hits[blocks] += 1
 
     def states(self) -> NDArray[np.uint8]:

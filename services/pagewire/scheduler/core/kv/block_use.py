@@ -43,13 +43,13 @@ class BlockUse:
         self._used_at[blocks] = self._clock
 
     def moved(self, blocks: BlockArray, targets: BlockArray) -> None:
-        """The contents of `blocks` are in `targets` now, and their use goes with them."""
+        """Copies the use of `blocks` to `targets`, which have their contents now."""
         self._used_at[targets] = self._used_at[blocks]
         self.awaited[targets] = self.awaited[blocks]
         self.hits[targets] = self.hits[blocks]
 
     def offer(self, node: PrefixNode) -> None:
-        """Considers a node for eviction; to be called whenever one of its ends may be idle."""
+        """Considers a node for eviction; call it whenever one of its ends may be idle."""
         self._device_ends.offer(node.number, len(self._nodes))
         self._host_ends.offer(node.number, len(self._nodes))
 

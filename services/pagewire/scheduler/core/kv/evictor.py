@@ -53,7 +53,7 @@ class Evictor:
         return self._host.save_pays(node.number, depth, depth * self._block_tokens, awaited)
 
     def _save(self, node: PrefixNode, end: BlockArray) -> int:
-        """Saves as many of a node's last blocks on the device as find room; returns how many."""
+        """Saves the first blocks of a node's `end` that have room; returns how many."""
         count = self._make_room(len(end))
         if count:
             targets = np.array(self._host.save(end[:count].tolist()), dtype=np.int64)

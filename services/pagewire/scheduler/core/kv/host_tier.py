@@ -1,10 +1,10 @@
-"""Blocks in host memory, in which cached KV is kept after its eviction from the device."""
+"""Blocks in host memory, which keep cached KV after its eviction from the device."""
 
 from dataclasses import dataclass
 
 # Blocks that count as found at the start, so that the first estimate of reuse is high.
 _INITIALLY_FOUND = 64.0
-# While saving does not pay, one text in so many is saved anyway, to notice when it pays again.
+# While saving does not pay, one text in this many is saved anyway, to notice when it pays again.
 _SAMPLED_TEXTS = 16
 
 
@@ -35,8 +35,8 @@ class HostMemory:
         return blocks * self.load_block < self.prefill(begin, end)
 
     def save_pays(self, blocks: int, tokens: int, reused: float) -> bool:
-        """Whether to save a text of so many blocks and tokens, if the share `reused` of the saved
-        blocks is loaded again."""
+        """Whether to save a text of this size, if the share `reused` of the saved blocks is loaded
+        again."""
         gained = self.prefill(0, tokens) - blocks * self.load_block
         return reused * gained > blocks * self.save_block
 
@@ -112,10 +112,10 @@ class HostTier:
         return self.memory.num_blocks - len(self._free)
 
     def save_pays(self, text: int, blocks: int, tokens: int, awaited: bool) -> bool:
-        """Whether to save the end of a text, which has so many blocks and tokens up to there.
+        """Whether to save the end of a text; `blocks` and `tokens` count from the text's beginning.
 
-        `text` is a number that tells it from other texts. `awaited`: a preempted request will
-        look for it; otherwise the share of saved blocks that were found again is the estimate.
+        `text` is a number of its own for each text. `awaited`: a preempted request will look for
+        it; otherwise the share of saved blocks that were found again is the estimate.
         """
         memory = self.memory
         if not memory.num_blocks:

@@ -55,7 +55,7 @@ class PartialBlocks:
         return blocks[full]
 
     def remove(self, owner: int) -> None:
-        """Withdraws the owner's block; to be called before the owner releases its blocks."""
+        """Withdraws the owner's block; call it before the owner releases its blocks."""
         key = self._keys.pop(owner, None)
         if key is not None:
             del self._index[key]

@@ -14,7 +14,7 @@ import numpy as np
 from pagewire.scheduler.core.kv.prefix_node import BlockArray
 
 MIN_MEMBERS = 2
-# To read a run once costs another pass over the group's queries, and merging two results for each
+# Reading a run once costs another pass over the group's queries, and merging two results for each
 # member. Below 64 tokens (4 blocks of 16) reading the blocks again is cheaper.
 MIN_BLOCKS = 4
 
@@ -138,7 +138,7 @@ def _common(run: BlockArray, table: BlockArray) -> int:
 
 
 def _split(node: _Node, keep: int) -> _Node:
-    """Gives the first `keep` blocks of a run to a new node above it; returns the new one."""
+    """Moves the first `keep` blocks of a run to a new node above it; returns the new node."""
     assert node.parent is not None
     above = _Node(node.run[:keep], node.parent.depth + keep, node.parent)
     node.parent.children[int(above.run[0])] = above

@@ -11,8 +11,8 @@ from pagewire.scheduler.core.kv.prefix_node import PrefixNode
 from pagewire.scheduler.core.kv.prefix_tree import PrefixTree
 
 MAX_DEPTH = 8
-# Of a node with more children only so many are looked at, the newest ones, and of those only the
-# ones with the most hits are part of the outline.
+# Only this many of a node's children are compared, the newest ones. The outline has those of them
+# with the most hits, up to _CHILDREN.
 _CONSIDERED = 256
 _CHILDREN = 16
 

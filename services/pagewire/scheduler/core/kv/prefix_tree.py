@@ -132,7 +132,7 @@ class PrefixTree:
         return int(self._unproven[blocks].sum())
 
     def cut_unproven(self, blocks: BlockArray) -> BlockArray:
-        """Drops all that is cached from the first unproven one of a text's blocks on.
+        """Drops everything cached from the first unproven block of a text on.
 
         Returns the dropped blocks of the device.
         """
@@ -143,7 +143,7 @@ class PrefixTree:
         return self.cut(node, int(np.flatnonzero(self._unproven[node.blocks])[0]))
 
     def cut(self, node: PrefixNode, keep: int) -> BlockArray:
-        """Drops all that follows the first `keep` blocks of a node.
+        """Drops everything after the first `keep` blocks of a node.
 
         Returns the dropped blocks of the device; those in host memory are free.
         """
@@ -175,7 +175,7 @@ class PrefixTree:
     def move_to_host(self, node: PrefixNode, blocks: BlockArray, targets: BlockArray) -> None:
         """Moves the first of `blocks`, a node's last ones on the device, to `targets`.
 
-        Those of `blocks` for which there is no target must be cut next.
+        The caller must cut the other `blocks` next.
         """
         keep = node.on_device - len(blocks)
         self.use.moved(blocks[: len(targets)], targets)
@@ -295,7 +295,7 @@ class PrefixTree:
         return before
 
     def _forget(self, blocks: BlockArray) -> None:
-        """Clears what is known of blocks that leave the tree."""
+        """Clears the data about blocks that leave the tree."""
         self._node_of[blocks] = NO_NODE
         self._unproven[blocks] = False
         self.use.awaited[blocks] = False

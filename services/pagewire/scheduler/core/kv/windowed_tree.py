@@ -1,9 +1,9 @@
 """The tree over cached blocks of a model in which every layer has a sliding window.
 
-A text goes on from cached KV if the blocks that its next token sees are there: the last `reach`
-blocks of what is matched. Earlier ones may be gone. So each node is one block, any idle block can
-be evicted, and a node without a block stays while a block below it is cached: it says which tokens
-come before. `PrefixTree`, for other models, never has such gaps.
+A text continues from cached KV if the blocks that its next token sees are cached: the last `reach`
+blocks of the match. Earlier ones may be missing. So each node is one block, and any idle block can
+be evicted. A node without a block stays while a block below it is cached: it has the tokens before
+that block. `PrefixTree`, for other models, never has such gaps.
 
 Blocks are compared by their tokens. There is no host memory here.
 """
@@ -19,7 +19,7 @@ from pagewire.scheduler.core.kv.prefix_node import NO_BLOCKS, BlockArray
 from pagewire.scheduler.core.kv.prefix_outline import MAX_DEPTH, NodeOutline
 
 NO_BLOCK = 0
-# An outline looks at so many nodes at most, which takes some milliseconds.
+# An outline visits at most this many nodes, which takes some milliseconds.
 _MAX_OUTLINED = 4096
 
 
@@ -83,7 +83,7 @@ class WindowedTree:
         return len(self._nodes)
 
     def match(self, data: bytes, salt: Hashable) -> list[int]:
-        """The blocks of the longest prefix of `data` that a text can go on from.
+        """The blocks of the longest prefix of `data` that a text can continue from.
 
         0 stands for each block behind the window of the next token.
         """
@@ -232,7 +232,7 @@ class WindowedTree:
         return node
 
     def _prune(self, node: _Node) -> None:
-        """Removes a node without a use, and those above it that have none then."""
+        """Removes a node without block and children, and then such nodes above it."""
         while not node.block and not node.children:
             if node.parent is None:
                 self._roots.pop(node.salt, None)

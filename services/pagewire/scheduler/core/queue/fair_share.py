@@ -3,9 +3,9 @@
 from pagewire.scheduler.core.queue.policy import SchedulingPolicy
 from pagewire.scheduler.core.sequence import Sequence
 
-# Output tokens of a tenant's requests, before any has ended.
+# Estimated output tokens of a tenant's request before any has ended.
 FIRST_ESTIMATE = 128
-# Above so many tenants, those that are not ahead of the current virtual time are forgotten.
+# Above this many tenants, those that are not ahead of the current virtual time are removed.
 MAX_TENANTS = 4096
 
 

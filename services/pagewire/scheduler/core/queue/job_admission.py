@@ -1,7 +1,7 @@
 """One decision about all requests of a job: the prompts and choices of one HTTP request.
 
-Its first request is decided upon when none of the others waits. So a job is admitted or refused by
-what others have waiting, and never because of its own size.
+The decision is made for its first request, when none of the others waits. So it depends on the
+waiting requests of other jobs, and never on the job's own size.
 """
 
 from collections import OrderedDict
@@ -10,14 +10,14 @@ from collections.abc import Callable
 from pagewire.errors import RequestError
 
 # Jobs of one gateway whose decisions are kept. A gateway sends the requests of a job one after the
-# other, with few of other jobs in between.
+# other, with few requests of other jobs in between.
 MAX_JOBS = 4096
 
 Refusal = RequestError | None
 
 
 class JobAdmission:
-    """What was decided about a job: once for its new requests, and once for those that moved."""
+    """The decisions about a job: one for its new requests, and one for those that moved."""
 
     __slots__ = ("_decided",)
 
@@ -32,7 +32,7 @@ class JobAdmission:
 
 
 class JobAdmissions:
-    """The jobs of one gateway's stream, by their numbers. The least recently used is forgotten."""
+    """The jobs of one gateway's stream, by number. The least recently used one is dropped."""
 
     def __init__(self) -> None:
         self._jobs: OrderedDict[int, JobAdmission] = OrderedDict()

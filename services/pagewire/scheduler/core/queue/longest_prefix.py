@@ -33,7 +33,7 @@ class LongestPrefix(SchedulingPolicy):
     def choose(
         self, first: Collection[Sequence], cached_tokens: Callable[[Sequence], int]
     ) -> Sequence:
-        """See SchedulingPolicy; of equally long prefixes the oldest."""
+        """See SchedulingPolicy; among equally long prefixes, the oldest sequence."""
         if first[0] is not self._oldest:
             self._oldest, self._overtaken = first[0], 0
         if first[0].place >= 0 or self._overtaken >= MAX_OVERTAKEN:

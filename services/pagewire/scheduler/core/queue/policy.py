@@ -18,7 +18,7 @@ class SchedulingPolicy(ABC):
     A policy must define `key`. The other methods are for orders that change while sequences wait.
     """
 
-    # How many of the first sequences in the order `choose` gets.
+    # The number of sequences, from the first in the order, that `choose` gets.
     lookahead = 1
     # Whether requests may set `priority`; otherwise it is refused, as it would have no effect.
     uses_priority = False
@@ -35,7 +35,7 @@ class SchedulingPolicy(ABC):
         return ""
 
     def rank(self, sequence: Sequence) -> int:
-        """Comes before the key when the first of each group are compared, at each admission."""
+        """Compared before the key, between the first sequences of all groups, at each admission."""
         return 0
 
     def choose(
@@ -48,7 +48,7 @@ class SchedulingPolicy(ABC):
         return first[0]
 
     def victim(self, running: Iterable[Sequence]) -> Sequence:
-        """The sequence to preempt, of those that run: the last in the order."""
+        """The running sequence to preempt: the last in the order."""
         return max(running, key=lambda sequence: (self.rank(sequence), self.key(sequence)))
 
     # Events, for policies that keep counts.

@@ -14,8 +14,8 @@ class WaitingQueue:
     """A heap for each group. A removed or parked sequence stays in its heap until it is at the top.
 
     Invariants: the top of each heap waits and is not parked, so no group is empty. A heap has at
-    most 2n + 16 entries while n sequences wait; otherwise sequences that leave from behind a head
-    that stays would never be freed.
+    most 2n + 16 entries while n sequences wait; otherwise, removed sequences behind a head that
+    stays would never be freed.
     """
 
     __slots__ = ("_groups", "_policy", "_waiting", "tokens")
