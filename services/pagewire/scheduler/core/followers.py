@@ -1,7 +1,8 @@
-"""Waiting sequences whose beginning a long prompt computes.
+"""Waiting sequences that share their first tokens with a long prompt in prefill.
 
-Such a sequence waits for the blocks, rather than compute them again. A long prompt takes seconds,
-and the sequences behind in the queue need not wait for it.
+Such a follower waits until the long prompt has computed the shared blocks, and then uses them. A
+long prompt takes seconds. So its followers leave the order of the queue meanwhile, and the
+sequences behind them are admitted.
 """
 
 import heapq
@@ -14,23 +15,23 @@ from pagewire.scheduler.core.sequence import Sequence
 
 @dataclass(slots=True)
 class _Led:
-    """The followers of a long prompt, by the number of tokens that they share with it."""
+    """The followers of one long prompt, which is in a slot of `batch`."""
 
     batch: WorkerBatch
-    # A heap of shared tokens, arrival and sequence.
+    # A heap of (number of shared tokens, arrival, sequence).
     followers: list[tuple[int, int, Sequence]] = field(default_factory=list)
 
 
 class Followers:
-    """Sequences that wait for long prompts, until these have computed what both begin with."""
+    """The followers of all long prompts."""
 
     def __init__(self) -> None:
         self._led: dict[Sequence, _Led] = {}
 
     def follow(self, sequence: Sequence, batches: Collection[WorkerBatch]) -> bool:
-        """Lets a sequence wait for a long prompt; False if none computes its beginning.
+        """Adds a waiting sequence; returns False if no long prompt will compute blocks for it.
 
-        A suspect does not wait here: it must run alone.
+        Suspects do not follow: they run alone.
         """
         if sequence.suspect:
             return False
@@ -43,7 +44,10 @@ class Followers:
         return False
 
     def released(self, batches: Collection[WorkerBatch]) -> Iterator[Sequence]:
-        """Takes out the sequences whose shared tokens are computed, or whose long prompt left."""
+        """Removes and returns the followers that need not wait any more.
+
+        Their shared blocks are computed, or their long prompt has left its slot.
+        """
         for leader, led in list(self._led.items()):
             computed = led.batch.num_prefilled(leader) if led.batch in batches else None
             while led.followers and (computed is None or led.followers[0][0] <= computed):

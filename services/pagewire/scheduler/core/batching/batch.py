@@ -150,18 +150,22 @@ class WorkerBatch:
         return cached
 
     def leader_of(self, sequence: Sequence) -> tuple[Sequence, int] | None:
-        """The long prompt whose prefill will compute more of the sequence's beginning than is
-        cached, and the number of tokens that both begin with; None if there is none."""
+        """A long prompt that will compute blocks for the sequence, and the number of shared tokens.
+
+        None if there is no such prompt in a slot.
+        """
         slots = self._prefill.long.slots
         if not slots or not self.fits(sequence):
             return None
         cached = self.find_cached(sequence)
-        leader = self._sharing.who_computes(sequence, cached, slots, self.slots)
+        leader = self._sharing.find_leader(sequence, cached, slots, self.slots)
         return None if leader is None else (leader, self._sharing.num_shared(sequence, leader))
 
     def num_prefilled(self, sequence: Sequence) -> int | None:
-        """The tokens of a sequence that the steps planned so far compute; None if it has ended its
-        prefill, or is not here."""
+        """The tokens of a sequence in prefill that the steps planned so far compute.
+
+        None if its prefill has ended, or if it is not in this batch.
+        """
         if sequence.state is not State.PREFILL or not self.slots.holds(sequence):
             return None
         return int(self.slots.computed[sequence.slot])
@@ -237,7 +241,7 @@ class WorkerBatch:
     def _must_wait(self, sequence: Sequence, cached: CachedPrefix) -> bool:
         """Whether another prefill computes the sequence's beginning, or not all would fit whole."""
         slots, table = self._prefill.slots, self.slots
-        return self._sharing.who_computes(sequence, cached, slots, table) is not None or (
+        return self._sharing.find_leader(sequence, cached, slots, table) is not None or (
             self.limits.whole_sequences and not self._fits_whole(sequence)
         )
 

@@ -57,14 +57,13 @@ class PrefixSharing:
         freed = 0 if reach is None else max(0, len(blocks) - reach)
         return CachedPrefix(size, blocks, [], partial, freed)
 
-    def who_computes(
+    def find_leader(
         self, sequence: Sequence, cached: CachedPrefix, prefilling: Iterable[int], table: SlotTable
     ) -> Sequence | None:
-        """The sequence in one of the slots `prefilling` that will compute the block after the
-        cached full ones; None if there is no such block or sequence.
+        """The sequence in a slot of `prefilling` that will compute the block after `cached`.
 
-        Steps run in order, so a block can be shared as soon as the step that computes it is
-        planned.
+        None if there is none, or if the cached blocks are all that can be shared. Steps run in
+        order, so a block can be shared as soon as the step that computes it is planned.
         """
         size = self._limits.block_size
         if not self._limits.prefix_caching or sequence.max_cached // size <= cached.num_full:
@@ -84,14 +83,14 @@ class PrefixSharing:
         return None
 
     def num_shared(self, sequence: Sequence, other: Sequence) -> int:
-        """The tokens in full blocks with which both sequences begin, at most those to be cached."""
+        """The number of first tokens, in full blocks, that a sequence can share with another."""
         size = self._limits.block_size
         most = min(sequence.max_cached, other.num_known) // size
-        blocks = (
+        mine, others = (
             np.frombuffer(each.known_bytes(most * size), np.int32).reshape(most, size)
             for each in (sequence, other)
         )
-        differ = (next(blocks) != next(blocks)).any(axis=1)
+        differ = (mine != others).any(axis=1)
         return size * (int(differ.argmax()) if differ.any() else most)
 
     # Sharing
