@@ -104,7 +104,7 @@ class MaskMemory:
         self.tokens[: len(rows) - len(head)] = rows[len(head) :]
 
     def get_tokens(self, begin: int, end: int) -> NDArray[np.int32]:
-        """The rows of the ring from `begin` to `end`, `[end - begin, 3]`, until they are overwritten."""
+        """Rows `begin` to `end` of the ring, `[end - begin, 3]`, until they are overwritten."""
         at = begin % len(self.tokens)
         head = self.tokens[at : at + end - begin]
         rest = end - begin - len(head)
