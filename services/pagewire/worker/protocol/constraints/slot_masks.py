@@ -20,8 +20,8 @@ from pagewire.worker.protocol.constraints.mask_server import Start
 from pagewire.worker.protocol.constraints.masked_sequence import PROMPT_TAIL
 from pagewire.worker.protocol.constraints.token_bans import Words
 
-# Seconds that sampling waits for grammars that are being compiled. After that the row fails, so that
-# it does not delay the other rows further.
+# Seconds that sampling waits for grammars that are being compiled. After that the row fails, so
+# that it does not delay the other rows further.
 MAX_WAIT = 0.2
 
 _TOO_SLOW = f"its grammar was not ready within {MAX_WAIT:g} s of its step"

@@ -31,7 +31,7 @@ class StringTokens:
         self._of_byte = {text[0]: token for text, token in tokens.items() if len(text) == 1}
         lengths = [_plain_length(text) for text in texts]
         for token, text in enumerate(texts):
-            if tokens[text] != token:  # a matcher may allow only one of several tokens with one text
+            if tokens[text] != token:  # of tokens with the same text, a matcher may allow one
                 lengths[token] = lengths[tokens[text]] = 0
             elif lengths[token] and not self._of_byte.keys() >= set(text):
                 lengths[token] = 0

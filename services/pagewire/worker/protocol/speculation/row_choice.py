@@ -103,7 +103,7 @@ class RowChoice:
     ) -> tuple[Int32Array, float]:
         """`lengths`, after a comparison of all numbers of rows, and the tokens a second.
 
-        Each of them takes `more_seconds` more than `RowCosts` says.
+        Each step takes `more_seconds` in addition to the time in `RowCosts`.
         """
         sequences, costs = len(rates), self._costs
         first = int(np.searchsorted(costs.rows, sequences))
