@@ -1,7 +1,7 @@
 """The graph backend: a decode step is one copy to the device and one CUDA graph launch.
 
-Steps with prefill chunks take two of each, see `mixed.py`. For steps with constrained rows there
-are graphs that wait for masks, see `mask_gate.py`.
+Steps with prefill chunks need two of each, see `mixed.py`. Steps with constrained rows have graphs
+that wait for masks, see `mask_gate.py`.
 """
 
 from bisect import bisect_left
@@ -48,15 +48,15 @@ from pagewire.worker.runtime.graphs.shared_prefixes import SharedPrefixes
 from pagewire.worker.runtime.graphs.staging import ResultBuffers, Staging, pack_writes
 from pagewire.worker.runtime.timer import DeviceTimer
 
-# Rows of the largest step with drafts. Larger ones are bound by computing, not by reading weights,
-# so that no draft pays.
+# Rows of the largest step with drafts. Larger steps are bound by computing, not by reading weights,
+# so no draft pays.
 MAX_DRAFTED_ROWS = 512
 # With more rows of a prompt, the head has the same kernels as the bodies of mixed steps.
 MAX_PROMPT_ROWS = 512
-# Values of a row behind which those for masks begin: a multiple of four, so that kernels find both
-# aligned alike.
+# Values of a row before its values for masks: a multiple of four, so that both have the same
+# alignment for kernels.
 MASK_INPUTS = -(-NUM_INPUTS // 4) * 4
-# Timers that are used again; more than steps are in flight.
+# Timers that are kept for reuse; more than steps in flight.
 KEPT_TIMERS = 64
 # Numbers of rows for which steps with shared prefixes are captured.
 SHARED_BUCKETS = (8, 16, *range(32, 1024, 32))
@@ -88,7 +88,7 @@ class GraphBackend(EagerBackend):
         if decoder.config.latent is not None:  # each row reads its own positions
             self.prefix_groups = False
         self._buckets = row_buckets(limits)
-        # Rows of decode steps, of which drafts take some.
+        # Rows of decode steps, drafts included.
         self._decode_buckets = decode_buckets(limits)
         most_rows = self._decode_buckets[-1]
         size = (MASK_INPUTS + NUM_MASK_INPUTS) * most_rows
@@ -107,7 +107,7 @@ class GraphBackend(EagerBackend):
         # All graphs write their logits here: valid until the next replay, for log probabilities.
         embedding = decoder.weights.embedding
         self._logits = embedding.new_empty(most_rows, decoder.config.vocab_size)
-        # Those with constrained rows write the input of the head here.
+        # Graphs with constrained rows write the input of the head here.
         self._last_hidden = embedding.new_empty(most_rows, embedding.shape[1])
         # The passes of a draft model or a head, which run before decode steps.
         self._passes: DraftPasses | None = None
