@@ -104,7 +104,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         ]
         try:
             # A step of an earlier stream may be stuck. If this scheduler's steps waited behind it,
-            # the scheduler would blame its own sequences.
+            # the scheduler would treat its own sequences as the cause.
             assert self._executor is not None
             await self._executor.settled()
             await context.write(pb.RunResponse(ready=self._info))
@@ -155,7 +155,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     async def _read_claims(
         self, hello: pb.Hello, turn: Turn, context: grpc.aio.ServicerContext[Any, Any]
     ) -> Session:
-        """The session that the scheduler's first claim of the free worker opens."""
+        """The session that the first successful claim of the scheduler opens."""
         while True:
             try:
                 request = await context.read()

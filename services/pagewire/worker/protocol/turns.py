@@ -64,8 +64,7 @@ class Turns:
         self.tell()
 
     def tell(self) -> None:
-        """Makes every scheduler receive the holder of the worker and the list of those that wait.
-        """
+        """Sends every scheduler the holder of the worker and the schedulers that wait."""
         for turn in self._turns:
             turn.changed.set()
         self._tell_holder()

@@ -91,7 +91,7 @@ def _scaled(weight: Tensor, squares: Tensor, kind: torch.dtype) -> ScaledWeight:
 
 
 def _feed_back(weight: Tensor, squares: Tensor, rounded: Rounding) -> None:
-    """Calls `rounded` for each column in order, after correction for the earlier columns' errors."""
+    """Calls `rounded` for each column in order, corrected for the errors of earlier columns."""
     corrected, columns = weight.float().clone(), weight.shape[1]
     factors = _correction_factors(squares)
     for start in range(0, columns, _BLOCK):

@@ -69,8 +69,7 @@ def _with_rows(
 
 @dataclass(frozen=True, slots=True)
 class TakenRows:
-    """The sampling rows of a step whose tokens belong to outputs, and their places in the answer.
-    """
+    """The sampling rows of a step whose tokens belong to outputs, and their answer."""
 
     slots: Int32Array  # [taken]
     tokens: Int32Array  # [taken]

@@ -41,8 +41,7 @@ class Drafts:
         )
 
     def ended(self, slots: Int32Array, generated: Int32Array) -> NDArray[np.bool_]:
-        """Which of `slots [n]` have all their tokens; `generated [n]` is the number that each has.
-        """
+        """Which of `slots [n]` have all their tokens; `generated [n]` is the number of each."""
         ended: NDArray[np.bool_] = generated >= self._ends[slots]
         return ended
 

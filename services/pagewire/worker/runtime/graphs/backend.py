@@ -179,7 +179,7 @@ class GraphBackend(EagerBackend):
             if plan.chunks is not None:
                 self._apply(plan)
                 launched = self._mixed.launch(plan, plan.chunks, timer)
-                # Launched one by one after the graphs, which leave residual stream and queries.
+                # Separate launches after the graphs, which leave residual stream and queries.
                 prompt_logprobs = self._prompt_logprobs(
                     self._mixed.residual, self._mixed.queries, plan
                 )
@@ -218,9 +218,10 @@ class GraphBackend(EagerBackend):
         return timer
 
     def _sampled(self, plan: DevicePlan, launched: CapturedStep | None) -> tuple[Tensor, Tensor]:
-        """The tokens `[rows]` int32 of a step, and the model's logits of its rows or of more.
+        """The tokens `[rows]` int32 of a step, and the model's logits of its rows or more rows.
 
-        The next step overwrites them. With a history, the results `[5, rows or more]` instead.
+        The next step overwrites both. With a history, the results `[5, rows or more]` instead of
+        the tokens.
         """
         if launched is None:
             nothing = self._inputs[:0]
@@ -278,7 +279,7 @@ class GraphBackend(EagerBackend):
             rows = LogprobRows(np.zeros(1, np.int32), width)
             yield partial(compute_logprobs, self._decoder.ops, self._logits, self._inputs, rows)
             yield partial(self._dummy_prompt_logprobs, longest, width)
-        # The last rows of a chunk are any number. The head has kernels for such numbers, too.
+        # The last piece of a chunk may have any number of rows, for which the head has kernels.
         vocabulary = self._decoder.config.vocab_size
         for count in _buckets(min(longest, prompt_rows_at_once(vocabulary), MAX_PROMPT_ROWS)):
             yield partial(self._dummy_prompt_logprobs, count, 0)
@@ -295,7 +296,7 @@ class GraphBackend(EagerBackend):
         return self._inputs[: NUM_INPUTS * rows].view(NUM_INPUTS, rows)
 
     def _mask_rows(self, rows: int) -> Tensor:
-        """Its inputs for masks, `[NUM_MASK_INPUTS, rows]`."""
+        """The inputs for masks of such a step, `[NUM_MASK_INPUTS, rows]`."""
         begin, size = MASK_INPUTS * rows, NUM_MASK_INPUTS * rows
         return self._inputs[begin : begin + size].view(NUM_MASK_INPUTS, rows)
 
@@ -309,7 +310,7 @@ class GraphBackend(EagerBackend):
     def _decode(self, variant: Variant) -> Tensor:
         """A whole decode step, from the slots' last tokens to the next ones, `[rows]` int32.
 
-        With a history it gives the results `[5, rows]`.
+        With a history it returns the results `[5, rows]`.
         """
         rows, filtered = variant.rows, variant.filtered
         ops, state, inputs = self._decoder.ops, self._slots, self._rows(rows)
@@ -348,7 +349,7 @@ class GraphBackend(EagerBackend):
         return state.sample(ops, logits, hidden, slots, inputs[INDICES], filtered)
 
     def _measure_rows(self) -> RowCosts:
-        """The time that rows of decode steps take; all of them are padding."""
+        """The time of rows of decode steps, measured with padding rows."""
         token_bytes = self._cache.nbytes / (self.limits.num_blocks * self.limits.block_size)
         steps = {
             rows: self._captured[Variant(rows, False)].graph.replay for rows in self._decode_buckets
@@ -365,7 +366,7 @@ class GraphBackend(EagerBackend):
     def _pack(self, plan: DevicePlan, rows: int, writes: TableWrites | None) -> Int32Array:
         """The inputs of a plan, padded with rows of the padding slot.
 
-        `[NUM_INPUTS, rows]`, or more with space for those of masks.
+        `[NUM_INPUTS, rows]`, or more rows with space for the inputs of masks.
         """
         inputs = NUM_INPUTS if plan.masks is None else MASK_INPUTS + NUM_MASK_INPUTS
         packed = np.zeros((inputs, rows), np.int32)
@@ -383,12 +384,12 @@ class GraphBackend(EagerBackend):
 
 
 def row_buckets(limits: Limits) -> list[int]:
-    """Numbers of rows that graphs of one row a sequence are captured for."""
+    """The numbers of rows of captured graphs with one row for each sequence."""
     return _buckets(min(limits.num_slots, limits.max_num_batched_tokens))
 
 
 def decode_buckets(limits: Limits) -> list[int]:
-    """Numbers of rows that decode graphs are captured for, those of drafts included."""
+    """The numbers of rows of captured decode graphs, rows of drafts included."""
     buckets = row_buckets(limits)
     if not limits.drafts_on_device:
         return buckets
