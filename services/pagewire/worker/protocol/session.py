@@ -35,7 +35,7 @@ class Session:
         of schedulers that wait. `row_costs` of a backend that drafts."""
         self.epoch = epoch
         self.shares = shares
-        # If the device makes the drafts, forced texts of grammars are not needed.
+        # If the device makes the drafts, the text that a grammar forces is not needed.
         forced = limits.max_drafts > 0 and not limits.drafts_on_device
         matchers = None if masks is None else SlotMasks(masks, forced)
         self.slots = Slots(limits, matchers, row_costs)

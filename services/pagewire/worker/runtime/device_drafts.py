@@ -1,4 +1,4 @@
-"""The tokens of all sequences on the device, which determine positions of rows, and guesses."""
+"""The tokens of all sequences on the device: the source of row positions and guesses."""
 
 import numpy as np
 import torch

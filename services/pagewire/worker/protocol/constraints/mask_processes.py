@@ -105,7 +105,7 @@ class MaskProcesses:
             log_format=config.log_format,
         )
         given = [fd for each in options.processes for fd in each]
-        # These libraries may not start threads, because a forked process would not have them.
+        # One thread for each of these libraries: a forked process would not have the others.
         threads = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1")
         self._process = subprocess.Popen(
             [sys.executable, "-m", mask_server.__name__, json.dumps(asdict(options))],

@@ -142,7 +142,7 @@ class MaskServer:
                     self.begin(start)
                 elif (held := self._hold(start)) is not None:
                     compilers.submit(partial(_or_end, partial(self._begin, start, held)))
-        os._exit(0)  # the worker has ended, or wants no more masks
+        os._exit(0)  # the worker has ended, or needs no more masks
 
     def begin(self, start: Start) -> None:
         """Compiles the grammar of a sequence and computes its first mask."""

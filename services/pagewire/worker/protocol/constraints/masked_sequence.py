@@ -15,7 +15,7 @@ from pagewire.worker.protocol.constraints.token_bans import (
 )
 from pagewire.worker.protocol.constraints.token_matcher import TokenMatcher
 
-# The last prompt tokens, in which `begin_after` is searched.
+# The last prompt tokens, which are checked for `begin_after`.
 PROMPT_TAIL = 64
 
 

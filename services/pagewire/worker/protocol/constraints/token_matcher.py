@@ -64,7 +64,7 @@ class TokenMatcher:
         if place != INSIDE:
             self._left = 0
             taken = self._switch(string)
-            self._behind.append(token)  # `others` has not seen it
+            self._behind.append(token)  # `others` does not have it
             return taken
         if not string.others.consume_tokens(tokens.spelled(token)):
             return False

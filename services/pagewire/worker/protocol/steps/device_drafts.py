@@ -71,7 +71,7 @@ class DeviceDrafts:
         self._chosen = (np.empty(0, np.int32), np.empty(0, np.int32), 0)
 
     def with_recent(self, starts: tuple[Start, ...], running: Int32Array) -> tuple[Start, ...]:
-        """The starts with recent outputs of their salts; slots `running [n]` are not published."""
+        """The starts with recent outputs of their salts, without those of slots `running [n]`."""
         if not starts:
             return starts
         self._outputs.publish(running)
@@ -101,7 +101,7 @@ class DeviceDrafts:
         return ended
 
     def reached(self, slots: Int32Array, positions: Int32Array) -> Int32Array:
-        """The last positions `[n]` of first rows, which are at `positions [n]` or later."""
+        """The last possible positions `[n]` of first rows at `positions [n]` or later."""
         reached: Int32Array = np.minimum(positions + self._ahead[slots], self._longest[slots] - 1)
         return reached
 

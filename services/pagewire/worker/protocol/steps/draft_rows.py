@@ -69,7 +69,7 @@ def _with_rows(
 
 @dataclass(frozen=True, slots=True)
 class TakenRows:
-    """The sampling rows of a step whose tokens belong to outputs, and their answer."""
+    """The sampling rows of a step whose tokens belong to outputs, arranged for the answer."""
 
     slots: Int32Array  # [taken]
     tokens: Int32Array  # [taken]
