@@ -11,8 +11,7 @@ from pagewire.worker.protocol.speculation.row_choice import Floats, RowCosts
 
 log = logging.getLogger(__name__)
 
-# Bytes of the KV cache that are copied to measure how fast it is read; more than any device's
-# caches hold.
+# Bytes of the KV cache that are copied to measure how fast it is read; more than caches hold.
 COPIED_BYTES = 1 << 29
 
 

@@ -24,7 +24,7 @@ MAX_COMPILED = 256
 class GrammarError(Exception):
     """A grammar that does not compile, or output that it does not allow.
 
-    `field` is the field at fault of the request; empty if the request is not at fault.
+    `field` is the request's field at fault; empty if the request is not at fault.
     """
 
     def __init__(self, message: str, field: str = "") -> None:

@@ -5,7 +5,7 @@
 A worker starts one such process; `MaskProcesses` is the other end. This process reads the model's
 tokenizer, forks the processes that do the work, and writes `ready` to standard output. The forks
 share the tokenizer's memory. Each serves some of the worker's slots and has its own interpreter, so
-masks take no time from the worker's threads. It ends when the worker ends or closes its pipes.
+masks take no time from the worker's threads. All end when the worker ends or closes its pipes.
 """
 
 import contextlib

@@ -74,7 +74,7 @@ class DraftPasses(ABC):
         limits: Limits,
         row_buckets: list[int],
     ) -> None:
-        """`cache` has the same blocks as the target's. `row_buckets` are numbers of sequences."""
+        """`cache` has as many blocks as the target's. `row_buckets` are numbers of sequences."""
         assert slots.history is not None
         self._decoder = decoder
         self._cache = cache
