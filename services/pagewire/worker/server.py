@@ -42,8 +42,8 @@ GPU_UNREADY_SECONDS = 1.5
 def run_worker(config: WorkerConfig, pool: CompilePool | None = None) -> None:
     """Serves until SIGTERM or SIGINT. If it cannot start, it logs one line and raises SystemExit 1.
 
-    `pool` compiles kernels if this worker needs any. Callers start it before they import this
-    module, so that both do their imports at the same time.
+    `pool` compiles kernels if this worker needs any. Callers start the pool before they import
+    this module, so that both import at the same time.
     """
     logs.configure("worker", config.log_level, config.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL)
@@ -156,9 +156,9 @@ def _mask_processes(config: WorkerConfig, loaded: LoadedWorker) -> MaskProcesses
 
 
 def _end_while_starting(config: WorkerConfig) -> None:
-    """Ends the process without the interpreter's own end, which aborts a thread inside torch."""
+    """Ends the process without the interpreter's shutdown, which aborts a thread inside torch."""
     log.info("stopped before it was ready")
-    if config.backend == "torch":  # a program is ended at the interpreter's end
+    if config.backend == "torch":  # atexit ends the program of a command worker
         logging.shutdown()
         os._exit(0)
 
@@ -179,7 +179,7 @@ def _watch_start(config: WorkerConfig, phases: StartupPhases) -> Watchdog:
             log.critical("done before it stalled: %s", phases)
 
     seconds = config.start_phase_timeout
-    if config.backend == "command":  # which limits the start of its program itself
+    if config.backend == "command":  # this backend limits the start of its program itself
         seconds = max(seconds, config.command_start_timeout)
     return Watchdog([phases.watched()], seconds, end_process, report)
 

@@ -1,7 +1,7 @@
 """A `Backend` whose device is an external program.
 
 A sequence starts when its prompt is complete: the program gets one line, and sends tokens at its
-own pace. A step takes one token of each of its sequences and waits for those that have none.
+own pace. A step takes one token of each of its sequences, and waits for sequences without one.
 """
 
 import logging
@@ -31,8 +31,8 @@ from pagewire.worker.protocol.steps.step import Start, StepHostCopies, StepSampl
 
 log = logging.getLogger(__name__)
 
-# While sequences run, the scheduler sends a step as soon as one is answered. After so many seconds
-# without one, they have ended there: the protocol does not say so.
+# While sequences run, the scheduler sends a step as soon as one is answered. After this many
+# seconds without a step, the scheduler has ended them; the protocol has no message for that.
 IDLE_SECONDS = 1.0
 
 
@@ -59,8 +59,8 @@ class CommandBackend:
     def __init__(
         self, command: Sequence[str], start_seconds: float, silence: float, longest: float
     ) -> None:
-        """A program that sends nothing for `silence` seconds, although a step waits for it, hangs;
-        one that sends nothing for one sequence in twice that time loses that sequence. A step takes
+        """A program hangs if it sends nothing for `silence` seconds while a step waits for it. If
+        it sends nothing for one sequence in twice that time, that sequence fails. A step takes
         `longest` seconds at most."""
         self._silence, self._longest = silence, longest
         self._program = Program(command, start_seconds, self._on_line, self._on_end)
@@ -91,8 +91,8 @@ class CommandBackend:
         defaults: Mapping[str, Any],
         text: ProgramText | None,
     ) -> None:
-        """What is known of the model: `defaults` are its sampling parameters for requests without
-        them. `text` is needed only if the program reads or writes text."""
+        """Sets the properties of the model. `defaults` are its sampling parameters for requests
+        that do not set them. `text` is needed only if the program reads or writes text."""
         self._limits, self._end_token, self._text = limits, end_token, text
         self._defaults = defaults
         self._tidier.start()
@@ -115,7 +115,7 @@ class CommandBackend:
         return False
 
     def submit(self, plan: DevicePlan) -> Running:
-        """Gives new sequences to the program, and takes back those that are in no row any more."""
+        """Sends new sequences to the program, and drops sequences that have no row any more."""
         with self._changed:
             if plan.starts is not None:
                 for start in plan.starts.sequences:
@@ -133,7 +133,7 @@ class CommandBackend:
             return Running(rows)
 
     def wait(self, handle: Running) -> Outcome:
-        """Takes one token of each row, and waits for the program where there is none."""
+        """Takes one token for each row, and waits for the program if a row has none."""
         began = time.monotonic()
         with self._changed:
             while missing := [each for each in handle.rows if not each.answerable]:
@@ -160,7 +160,7 @@ class CommandBackend:
         return Outcome(tokens, tuple(failures), round(seconds * 1e6))
 
     def _begin(self, slot: int) -> None:
-        """Gives a sequence whose prompt is complete to the program, unless it cannot run there."""
+        """Sends a sequence with a complete prompt to the program, if the program can run it."""
         assert self._limits is not None
         if slot in self._live:
             self._drop(slot)
@@ -191,7 +191,7 @@ class CommandBackend:
         )
 
     def _drop(self, slot: int) -> None:
-        """Ends a sequence that no later step names; the steps that do are answered first."""
+        """Ends a sequence that no later step contains; steps that contain it are answered first."""
         sequence = self._live.pop(slot)
         sequence.dropped = True
         if not sequence.num_rows:
@@ -203,32 +203,33 @@ class CommandBackend:
             self._program.send(cancel_line(sequence.id))
 
     def _lost(self, slot: int) -> LiveSequence:
-        """Stands for a sequence that was taken back from the program too early."""
+        """A failed sequence in place of one that was cancelled too early."""
         message = "the sequence was taken back from the program, because no step came"
         lost = LiveSequence("", 0, 0, None, 0)
         lost.failure = Failure(f"slot {slot}: {message}", retryable=True)
         return lost
 
     def _deadline(self, began: float) -> float:
-        """When a step that waits since `began` gives up. A program that is started again has time
-        for that, as far as the step has."""
+        """The time when a step that waits since `began` gives up. While the program starts again,
+        only `longest` limits the step."""
         longest = began + self._longest
         if not self._program.started:
             return longest
         began = max(began, self._program.started_at)
-        # While lines come for others, it does not hang; but one sequence may not wait for ever.
+        # A program that sends lines for other sequences does not hang, but no sequence may wait
+        # forever.
         silent = max(began, self._program.last_line_at) + self._silence
         return min(silent, began + 2 * self._silence, longest)
 
     def _give_up(self, missing: list[LiveSequence]) -> None:
-        """Fails the sequences that have got no token for too long."""
+        """Fails the sequences that have had no token for too long."""
         what, retryable = f"wrote nothing for {self._silence:g} s", True
         if not self._program.started:
             what = f"has not started again within {self._longest:g} s"
         elif time.monotonic() >= self._program.last_line_at + self._silence:
             self._program.restart(what)
             missing = list(self._by_id.values())
-        else:  # running it again would hold up the others once more
+        else:  # a restart would delay the other sequences again
             what, retryable = "wrote nothing for this request, while it served others", False
         for sequence in missing:
             if not sequence.answerable:
@@ -241,12 +242,12 @@ class CommandBackend:
             if sequence is None:
                 if not (piece.id.isdecimal() and 0 < int(piece.id) <= self._last_id):
                     raise NonsenseError(f"it never got the id {quoted(piece.id)}")
-                return  # it was cancelled meanwhile
+                return  # the sequence was cancelled meanwhile
             sequence.receive(piece, self._text if self._ready.writes_text else None)
             self._changed.notify_all()
 
     def _on_end(self, reason: str) -> None:
-        """The sequences of a program that has ended run again, if they may."""
+        """Fails the sequences of a program that has ended; they may be retried."""
         with self._changed:
             for sequence in self._by_id.values():
                 if not sequence.ended and sequence.failure is None:
@@ -254,7 +255,7 @@ class CommandBackend:
             self._changed.notify_all()
 
     def _tidy(self) -> None:
-        """Takes sequences back that the scheduler has ended."""
+        """Drops sequences that the scheduler has ended."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._live and self._num_open == 0)
@@ -284,9 +285,9 @@ def given_sampling(sampling: StepSampling) -> dict[str, Any]:
 def unmet(
     given: Mapping[str, Any], start: Start, ready: Ready, defaults: Mapping[str, Any]
 ) -> Failure | None:
-    """Why a program cannot run a sequence as it is asked for; None if it can.
+    """Why a program cannot run a sequence with its parameters; None if it can.
 
-    A value that is the model's default is not taken for a wish of the client.
+    A value equal to the model's default does not count as set by the client.
     """
     for name, wanted in (
         ("logprobs", start.sampling.logprobs is not None),

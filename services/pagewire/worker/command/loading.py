@@ -1,4 +1,4 @@
-"""Starts the program of a command worker and reads what is needed of its model."""
+"""Starts the program of a command worker and reads the settings of its model."""
 
 import json
 import shlex
@@ -15,7 +15,7 @@ from pagewire.worker.protocol.backend import LoadedWorker
 from pagewire.worker.protocol.steps.limits import Limits
 
 _BATCHED_TOKENS = 8192
-# Of the time that the scheduler gives a step.
+# The longest step, as a part of `step_timeout`.
 _STEP_SHARE = 0.9
 # Settings of a model that this process computes itself.
 _WITHOUT_USE = (
@@ -107,7 +107,7 @@ def _check_unused(config: WorkerConfig) -> None:
 
 
 def _end_token(generation: dict[str, Any], raw: dict[str, Any]) -> int | None:
-    """The end-of-sequence token that the scheduler knows too."""
+    """The end-of-sequence token that the scheduler uses too."""
     given = generation.get("eos_token_id")
     if given is None:
         given = raw.get("eos_token_id")
@@ -117,7 +117,7 @@ def _end_token(generation: dict[str, Any], raw: dict[str, Any]) -> int | None:
 
 
 def _defaults(generation: dict[str, Any]) -> dict[str, float]:
-    """The model's own sampling parameters, which requests without them get."""
+    """The model's own sampling parameters, for requests that do not set them."""
     given = {number.name: generation.get(number.name) for number in NUMBERS}
     return {name: value for name, value in given.items() if isinstance(value, int | float)}
 

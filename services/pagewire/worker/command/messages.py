@@ -1,4 +1,4 @@
-"""The JSON lines between a worker and its program: written, and read with every field checked."""
+"""Writes the JSON lines between a worker and its program, and reads them with strict checks."""
 
 import json
 from collections.abc import Mapping
@@ -8,21 +8,21 @@ from typing import Any
 from pagewire.errors import quoted
 from pagewire.limits import INT32_MAX
 
-# Of what the program writes; a longer line is taken for noise.
+# Of a line that the program writes; a longer line is an error.
 MAX_LINE_BYTES = 1 << 20
 _MAX_LINE_QUOTED = 80  # characters of a line that a message quotes
 
 
 class NonsenseError(Exception):
-    """What the program wrote is not of the protocol."""
+    """The output of the program does not follow the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
     """The first line of a program.
 
-    `honours` are the sampling parameters that it obeys. Without `max_sequences` the worker says how
-    many run at once.
+    `honours` are the sampling parameters that the program applies. Without `max_sequences` the
+    worker's settings limit the sequences that run at once.
     """
 
     reads_text: bool = False
@@ -44,10 +44,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """A sequence that the program is to continue.
+    """A sequence for the program to continue.
 
-    `prompt` and `output`, what was generated so far, are token ids, or texts if the program reads
-    texts. `sampling` are the parameters that differ from their neutral values, and the seed.
+    `prompt` and `output` (generated so far) are token ids, or texts if the program reads texts.
+    `sampling` has the parameters that differ from their neutral values, and the seed.
     """
 
     id: str
@@ -74,7 +74,7 @@ class Generate:
 
 
 def cancel_line(sequence_id: str) -> bytes:
-    """Tells the program that a sequence needs no more output."""
+    """The line that tells the program that a sequence needs no more output."""
     return _line({"type": "cancel", "id": sequence_id})
 
 

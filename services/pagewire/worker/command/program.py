@@ -1,4 +1,4 @@
-"""The external program as a process: its lines, its end, and its next start."""
+"""The external program as a process: its lines, its end and its restarts."""
 
 import atexit
 import contextlib
@@ -18,8 +18,8 @@ from pagewire.worker.command.messages import MAX_LINE_BYTES, NonsenseError, Read
 
 log = logging.getLogger(__name__)
 
-# Seconds. A program that ends is started again at once, then after delays that double; once it has
-# run for STABLE_AFTER, it counts as new.
+# Seconds. After its first end a program is started again at once, after later ends with delays that
+# double. A run longer than STABLE_AFTER resets the delay.
 FIRST_DELAY = 0.5
 MAX_DELAY = 5.0
 STABLE_AFTER = 10.0
@@ -31,9 +31,9 @@ _TERM_SECONDS = 1.0
 class Program:
     """Keeps one program running. Its messages are handled on threads of this object.
 
-    `on_line` gets each line after the first one and raises NonsenseError for one that makes no
-    sense: then the program is killed. `on_end` gets the reason each time that it has ended; lines
-    that were sent before are lost, and lines that are sent from then on go to the next process.
+    `on_line` gets each line after the first one. If it raises NonsenseError, the program is killed.
+    `on_end` gets the reason each time the program has ended. Lines sent before `on_end` are lost;
+    later lines go to the next process.
     """
 
     def __init__(
@@ -61,9 +61,9 @@ class Program:
         self._thread = threading.Thread(target=self._run, name="program", daemon=True)
 
     def start(self) -> Ready:
-        """Starts it and waits for its first line; RuntimeError if there is none.
+        """Starts the program and waits for its first line; RuntimeError if there is none.
 
-        Later starts happen by themselves.
+        Later starts are automatic.
         """
         self._thread.start()
         atexit.register(self.close)
@@ -73,7 +73,7 @@ class Program:
         return self._ready
 
     def send(self, line: bytes) -> None:
-        """Queues a line; the caller does not wait for a program that does not read."""
+        """Queues a line; never waits for the program to read it."""
         self._outbox.put(line)
 
     def restart(self, reason: str) -> None:
@@ -95,8 +95,8 @@ class Program:
         return 0 if self._process is None else self._process.pid
 
     def _run(self) -> None:
-        # The kernel ends a program with the thread that started it: this one lives as long as the
-        # worker.
+        # The kernel ends a program when the thread that started it ends, so this thread lives as
+        # long as the worker.
         ends = 0
         while not self._closing.is_set():
             began = time.monotonic()
@@ -113,7 +113,7 @@ class Program:
             ends += 1
             when = f" in {delay:g} s" if delay else ""
             log.error("%s; it is started again%s", reason, when)
-            # Before the end is told: what is sent in answer is for the next process.
+            # Replaced before `on_end`: lines that `on_end` sends are for the next process.
             self._outbox = SimpleQueue()
             self._on_end(self._end)
             self._closing.wait(delay)
@@ -156,7 +156,7 @@ class Program:
         self.started = False
         late.cancel()
         self._kill(signal.SIGKILL)  # its children
-        self._process = None  # its number may be given to another process
+        self._process = None  # the kernel may reuse its process id
         outbox.put(None)
         deadline = time.monotonic() + _DRAIN_SECONDS
         for thread in threads:

@@ -1,4 +1,4 @@
-"""The sequences that a program continues, as the worker follows them."""
+"""The worker's state of the sequences that a program continues."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -19,14 +19,14 @@ class Failure:
 
 @dataclass(slots=True, eq=False)
 class LiveSequence:
-    """A sequence in a slot: the tokens that the program has sent and no step has taken yet.
+    """A sequence in a slot, with the tokens that the program has sent and no step has taken yet.
 
-    `end_token` is given when the program ends the output; None if nothing may end it.
+    `end_token` is returned when the program ends the output; None if the program may not end it.
     """
 
     id: str
     max_tokens: int
-    least_tokens: int  # before `end_token` may come
+    least_tokens: int  # before `end_token` is allowed
     end_token: int | None
     vocab_size: int
     end_tokens: frozenset[int] = frozenset()  # those of the request and of the model
@@ -54,12 +54,12 @@ class LiveSequence:
 
     @property
     def answerable(self) -> bool:
-        """Whether a step need not wait for it."""
+        """Whether a step can be answered without waiting for the program."""
         complete = self.num_received >= self.max_tokens
         return bool(self.tokens) or self.ended or complete or self.failure is not None
 
     def receive(self, piece: Piece, text: ProgramText | None) -> None:
-        """Takes a piece of output; one that cannot be used fails the sequence."""
+        """Adds a piece of output; an invalid piece fails the sequence."""
         self.closed |= piece.finished or piece.error is not None
         if self.ended or self.failure is not None:
             return
@@ -79,8 +79,8 @@ class LiveSequence:
                 self._end()
 
     def take(self) -> int:
-        """The next token. After the end of the output it is any: steps that were sent before the
-        end was known have rows for it."""
+        """The next token; after the end of the output, any token. Steps that were sent before the
+        end was known still have rows for the sequence."""
         if self.tokens:
             return self.tokens.popleft()
         return self.end_token or 0
@@ -105,5 +105,5 @@ class LiveSequence:
             self.ended = True
 
     def _fail(self, what: str, parameter: str = "") -> None:
-        # Tokens that came before are delivered first.
+        # Tokens that arrived before are delivered first.
         self.failure = Failure(f"the program {what}", False, parameter)

@@ -1,4 +1,4 @@
-"""Becomes the program of a worker, after it has asked the kernel to end it with the worker."""
+"""Asks the kernel to end this process with the worker, then executes the worker's program."""
 
 import os
 import sys

@@ -1,11 +1,11 @@
-"""Texts of programs that know no token ids: decoded for them, and encoded from them."""
+"""Decodes and encodes texts for programs that do not use token ids."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from pagewire.worker.errors import SetupError
 
-# A tokenizer that gives these back can write any text piece by piece.
+# A tokenizer that decodes these to the same text can encode any text piece by piece.
 _PROBES = (" a", "a", "\n\n  a ", "é🙂")
 
 
@@ -13,7 +13,7 @@ class ProgramText:
     """The model's tokenizer, for one program."""
 
     def __init__(self, folder: Path) -> None:
-        """SetupError if the folder has no tokenizer, or if a text could not be told in pieces."""
+        """SetupError if the folder has no tokenizer, or if the package tokenizers is missing."""
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise SetupError(
@@ -32,7 +32,7 @@ class ProgramText:
         self._tokenizer.encode_special_tokens = True
 
     def check_pieces(self) -> None:
-        """SetupError unless the pieces of a text, encoded one by one, are the text."""
+        """SetupError unless pieces of a text, encoded one by one, decode to the same text."""
         for probe in _PROBES:
             if self.encode(probe) is None:
                 raise SetupError(
@@ -45,7 +45,7 @@ class ProgramText:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=False))
 
     def encode(self, piece: str) -> list[int] | None:
-        """The token ids of a piece of output; None if they would not give the piece back."""
+        """The token ids of a piece of output; None if they do not decode to the piece."""
         if not piece:
             return []
         try:

@@ -1,4 +1,4 @@
-"""What a worker measures on its device before it serves: copies, prefill, rows of a step.
+"""Measurements on the worker's device before it serves: copies, prefill, rows of a step.
 
-It drives a `Backend` and needs no torch.
+They drive a `Backend`; only `row_costs` needs torch.
 """

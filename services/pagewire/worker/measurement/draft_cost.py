@@ -1,4 +1,4 @@
-"""Measures what a guess of a draft model costs, by which its drafts are counted."""
+"""Measures the cost of a draft model's guess, which determines the number of drafts."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,14 +8,14 @@ from pagewire.worker.protocol.backend import Backend
 from pagewire.worker.protocol.steps.device_plan import dummy_plan
 from pagewire.worker.protocol.steps.limits import Limits
 
-# Rounds; the fastest of each counts, because other processes only add time.
+# The fastest round counts, because other processes only add time.
 ROUNDS = 9
 
 
 def measure_draft_cost(
     target: Backend, guess: Callable[[], None], limits: Limits, measure: MeasureSeconds
 ) -> float:
-    """The time of `guess`, which guesses one token, over that of the target's step of one row."""
+    """The time of `guess` (one token), divided by the time of the target's step of one row."""
     # Without filters, because sampling with them may take as long as a small model.
     plan = replace(dummy_plan(limits, decodes=1, chunks=0, chunk_length=0), filtered=False)
     runs = (step_runner(target, plan), guess)

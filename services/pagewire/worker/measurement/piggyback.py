@@ -19,15 +19,15 @@ log = logging.getLogger(__name__)
 PIGGYBACK_TOKENS = 256
 DECODES = 32
 CHUNKS = 8
-# Piggybacked prefill delays the first token, so it must take at most this part of the time that a
-# large step takes for a prompt token.
+# Piggybacked prefill delays the first token. Its time for a prompt token must therefore be below
+# this part of a large step's time for a prompt token.
 MAX_RELATIVE_COST = 0.8
 
 
 def measure_piggyback(backend: Backend, limits: Limits, measure: MeasureSeconds) -> int:
     """`PIGGYBACK_TOKENS` if piggybacked prefill saves time, else 0.
 
-    It is 0 as well if the limits do not allow the steps that are measured.
+    Also 0 if the limits do not allow the measured steps.
     """
     length = PIGGYBACK_TOKENS - DECODES
     if (

@@ -1,4 +1,4 @@
-"""Measures how long the rows of a decode step take, by which drafts are chosen."""
+"""Measures how long the rows of a decode step take, for the choice of drafts."""
 
 import logging
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from pagewire.worker.protocol.speculation.row_choice import Floats, RowCosts
 
 log = logging.getLogger(__name__)
 
-# Bytes of the KV cache that are copied to measure how fast it is read, more than caches hold.
+# Bytes of the KV cache that are copied to measure how fast it is read; more than caches hold.
 COPIED_BYTES = 1 << 29
 
 
@@ -24,8 +24,8 @@ def measure_row_costs(
     """Times steps by their number of rows, and the reading of KV.
 
     Args:
-        steps: what runs a step of so many rows that attend to nothing.
-        keys: `[num_blocks, ...]`, a part of the KV cache, zeros but for block 0.
+        steps: by number of rows, a function that runs a step of rows that attend to nothing.
+        keys: `[num_blocks, ...]`, a part of the KV cache, zeros except block 0.
         token_bytes: bytes of the KV of a token in all layers.
         measure: times a call.
     """
@@ -55,9 +55,9 @@ def measure_row_costs(
 def measure_passes(
     passes: dict[int, Callable[[], None]], costs: RowCosts, measure: MeasureSeconds
 ) -> Floats:
-    """The seconds `[n]` of a draft model's pass for as many sequences as `costs.rows [n]`.
+    """The seconds `[n]` of a draft model's pass, for each number of sequences in `costs.rows [n]`.
 
-    `passes` run a pass for so many sequences. Larger numbers get the time of the largest of them.
+    `passes` run a pass, by number of sequences. Larger numbers get the time of the largest one.
     """
     rows = np.array(sorted(passes), np.int32)
     seconds = np.array([median_seconds(measure, passes[count]) for count in rows.tolist()])

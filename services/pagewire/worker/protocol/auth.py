@@ -1,4 +1,4 @@
-"""The credentials that a worker asks of schedulers."""
+"""The credentials that a worker requires of schedulers."""
 
 from pagewire.addresses import is_local
 from pagewire.config import ProcessConfig
@@ -6,7 +6,7 @@ from pagewire.rpc.credentials import WORKER_TOKEN, Credentials, read_token
 
 
 def worker_credentials(config: ProcessConfig, token_file: str | None, address: str) -> Credentials:
-    """The credentials that a worker on `address` asks of schedulers.
+    """The credentials that a worker on `address` requires of schedulers.
 
     A client that may send steps can read and write the KV cache of all prompts.
 

@@ -24,7 +24,7 @@ class RowFailure:
     row: int
     message: str
     retryable: bool
-    field: str = ""  # of the request, if the backend cannot do what it asks for
+    field: str = ""  # of the request, if the backend does not support its value
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,14 @@ class Outcome:
     prompt_logprobs: PromptLogprobs | None = None  # of `DevicePlan.prompt_rows`
     pooled: Float32Array | None = None  # [rows, size], the vectors of a backend that pools
     # [rows], of a plan with drafts: the rows whose inputs are the tokens of the output. The tokens
-    # of the other rows have no meaning. The backend has handed the tokens on to the plan's masks.
+    # of the other rows have no meaning. The backend has passed the tokens to the plan's masks.
     taken: NDArray[np.bool_] | None = None
     # [sequences that sample], the drafts of each, of a device that may have had fewer than planned,
     # and the Drafter (worker.proto) that made them.
     drafted: Int32Array | None = None
     drafters: Int32Array | None = None
-    # Of a device that drafts, for each sampling sequence: whether its first guess, computed or not,
-    # was its next token.
+    # From a device that drafts, for each sampling sequence: whether its first guess, computed or
+    # not, was its next token.
     right: NDArray[np.bool_] | None = None
 
 
@@ -105,7 +105,7 @@ class Backend(Protocol):
         """Makes every value in the KV of `blocks [n]` finite, after all steps submitted so far.
 
         It is called for the blocks of a failed sequence before another sequence gets them. The
-        attention mask does not stop a NaN behind the end of a sequence.
+        attention mask does not stop a NaN after the end of a sequence.
         """
 
     def is_fatal(self, error: BaseException) -> bool:
@@ -114,7 +114,7 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadedWorker:
-    """A backend with its memory, and the limits of the steps that it takes."""
+    """A backend with its memory, and the limits of the steps that it accepts."""
 
     backend: Backend
     limits: Limits

@@ -32,7 +32,7 @@ class StepExecutor:
 
     The launcher thread plans and submits steps. If the backend is not synchronous, a second thread,
     the collector, waits for the device, so that the launcher never does. All answers pass through
-    the last of these threads, which keeps them in the order of the steps.
+    the collector, or else the launcher, which keeps them in the order of the steps.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class StepExecutor:
 
     @property
     def row_costs(self) -> RowCosts | None:
-        """The time that rows take on the backend; None unless it drafts."""
+        """The time of rows on the backend; None unless the backend drafts."""
         return self._backend.row_costs
 
     def step(self, session: Session, message: pb.Step) -> None:
@@ -97,7 +97,7 @@ class StepExecutor:
             try:
                 self._backend.copy(copies)
             except Exception as error:
-                # The scheduler would take the wrong content for that of these blocks.
+                # The scheduler would use blocks with the wrong content.
                 self._on_fatal(error)
                 return
             self.metrics.saved_blocks.inc(len(copies.saved))
@@ -113,7 +113,7 @@ class StepExecutor:
 
     def _end_stream(self, session: Session, error: RequestError) -> None:
         self._then(partial(session.post, error))
-        # The slots no longer match the scheduler's, so steps that are queued already are dropped.
+        # The slots no longer match the scheduler's, so queued steps are dropped.
         self._then(partial(setattr, session, "closed", True))
 
     def _then(self, call: Callable[[], object]) -> None:
@@ -132,7 +132,7 @@ class StepExecutor:
             answer(self._failed_step(plan, error))
         else:
             if plan.masks is not None:
-                plan.masks.wait()  # they are known, but perhaps not yet which rows have failed
+                plan.masks.wait()  # the masks are ready, but failed rows may not be listed yet
                 if outcome.taken is None:
                     plan.masks.advance(outcome.tokens)
             self._measure(plan, outcome)
@@ -210,7 +210,7 @@ class StepExecutor:
                 failures.append(
                     SlotFailure(slot, failure.message, failure.retryable, failure.field)
                 )
-                # Queued before the answer, so before any step that gives the blocks to another.
+                # Queued before the answer, so before any step that reuses the blocks.
                 self._launcher.post(partial(self._scrub, session, slot))
         return failures
 

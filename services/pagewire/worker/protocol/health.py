@@ -1,4 +1,4 @@
-"""The health of a worker: it serves while its steps make progress and it does not drain."""
+"""The health of a worker: ready while its steps make progress, until it drains."""
 
 import asyncio
 import logging
@@ -32,7 +32,7 @@ class WorkerHealth:
         on_fatal: Callable[[BaseException], None],
         unready_after: float | None = None,
     ) -> Watchdog:
-        """Says that the worker is ready, and starts to watch its steps.
+        """Publishes that the worker is ready, and starts to watch its steps.
 
         A step of more than `unready_after` seconds makes the worker unready until it ends. The
         default is `step_timeout`. A step of more than `step_timeout` seconds ends the stream, and
@@ -58,7 +58,7 @@ class WorkerHealth:
         return watchdog
 
     async def drain(self) -> None:
-        """Says that the worker does not serve any more."""
+        """Publishes that the worker is no longer ready."""
         self._draining = True
         await self._publish()
 

@@ -36,8 +36,8 @@ _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
-    """Serves one scheduler at a time: the stream with the newest epoch, or of schedulers that share
-    this worker the one whose claim came first."""
+    """Serves one scheduler at a time: the stream with the newest epoch. Among schedulers that share
+    this worker, the first claim wins."""
 
     def __init__(self) -> None:
         self._executor: StepExecutor | None = None
@@ -80,7 +80,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 self._session.end(RequestError(Code.DEADLINE_EXCEEDED, message))
 
     def set_stalled(self, stalled: bool) -> None:
-        """While steps are stalled, the open stream ends and no other may open."""
+        """While steps are stalled, no stream may open; an open stream ends."""
         self._stalled = stalled
         if stalled and self._session is not None:
             self._session.end(RequestError(Code.UNAVAILABLE, _STALLED))
@@ -103,8 +103,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             asyncio.create_task(session.send_heartbeats(HEARTBEAT_SECONDS)),
         ]
         try:
-            # A step of an earlier stream may be stuck. A scheduler that sent its steps behind that
-            # one would take their sequences for the cause.
+            # A step of an earlier stream may be stuck. If this scheduler's steps waited behind it,
+            # the scheduler would treat its own sequences as the cause.
             assert self._executor is not None
             await self._executor.settled()
             await context.write(pb.RunResponse(ready=self._info))
@@ -128,7 +128,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     async def _opened_in_turn(
         self, hello: pb.Hello, context: grpc.aio.ServicerContext[Any, Any]
     ) -> Session:
-        """The session of a scheduler that shares this worker, once its claim comes in time.
+        """The session of a scheduler that shares this worker, after a claim that succeeds.
 
         RequestError if this worker does not accept the stream, or stops waiting.
         """
@@ -155,7 +155,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     async def _read_claims(
         self, hello: pb.Hello, turn: Turn, context: grpc.aio.ServicerContext[Any, Any]
     ) -> Session:
-        """The session that the scheduler's first claim in time opens."""
+        """The session that the first successful claim of the scheduler opens."""
         while True:
             try:
                 request = await context.read()
@@ -171,12 +171,12 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             turn.changed.set()
 
     def _is_reopened(self, hello: pb.Hello) -> bool:
-        """Whether a stream comes after a broken one of the same scheduler."""
+        """Whether a stream follows a broken stream of the same scheduler."""
         assert self._session is not None
         return hello.scheduler == self._turns.holder and hello.epoch > self._session.epoch
 
     def _check(self, hello: pb.Hello) -> pb.WorkerInfo:
-        """RequestError if this worker takes no stream, or not this scheduler's."""
+        """RequestError if this worker accepts no stream, or not this scheduler's."""
         if self._draining:
             raise RequestError(Code.UNAVAILABLE, _DRAINING)
         if self._info is None:
@@ -192,14 +192,15 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         return self._info
 
     def _open(self, hello: pb.Hello) -> Session:
-        """The session of a new stream. A stream that is open already ends.
+        """The session of a new stream. A stream that is already open ends.
 
         RequestError if this worker does not accept the stream.
         """
         self._check(hello)
         assert self._limits is not None
         assert self._executor is not None
-        # Clocks of machines differ: among schedulers that share, the claim decides.
+        # Epochs are not comparable, as clocks of machines differ: between schedulers that share,
+        # the claim decides.
         if not hello.shares and hello.epoch <= self._newest_epoch:
             raise RequestError(
                 Code.FAILED_PRECONDITION,
@@ -225,7 +226,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         return self._session
 
     def _hold(self, scheduler: str) -> None:
-        """Says who holds the worker now, to all that share it."""
+        """Sends the holder of the worker to all schedulers that share it."""
         self._turns.holder = scheduler
         self._turns.tell()
 

@@ -11,8 +11,8 @@ from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.slots import PlannedStep, Slots
 from pagewire.worker.protocol.steps.step import decode_step
 
-# Steps of a stream that are not answered yet. At this number no more are read, which bounds both
-# queues. A scheduler sends far fewer steps ahead.
+# The most steps of a stream without an answer. At this number the worker reads no further step,
+# which bounds both queues. A scheduler sends far fewer steps ahead.
 MAX_UNANSWERED = 64
 
 
@@ -31,11 +31,11 @@ class Session:
         shares: bool = False,
         row_costs: RowCosts | None = None,
     ) -> None:
-        """`masks` None: sequences with a constraint fail. `shares`: the scheduler hears who waits
-        for the worker. `row_costs` of a backend that drafts."""
+        """`masks` None: sequences with a constraint fail. `shares`: the scheduler receives the list
+        of schedulers that wait. `row_costs` of a backend that drafts."""
         self.epoch = epoch
         self.shares = shares
-        # Where the device makes the drafts, no text that a grammar forces is asked for.
+        # If the device makes the drafts, the text that a grammar forces is not needed.
         forced = limits.max_drafts > 0 and not limits.drafts_on_device
         matchers = None if masks is None else SlotMasks(masks, forced)
         self.slots = Slots(limits, matchers, row_costs)

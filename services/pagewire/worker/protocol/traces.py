@@ -1,7 +1,7 @@
 """The spans of a worker: one for each traced sequence, from its start in a slot to its end.
 
-They are made when a step starts the sequence and when the scheduler says that it has left, on the
-event loop. Steps in between cost nothing.
+A span begins when a step starts the sequence, and ends when the scheduler reports that it has left.
+Both happen on the event loop. Steps in between cost nothing.
 """
 
 from collections.abc import Iterable
@@ -33,7 +33,7 @@ class Traces:
             self._end(slot, num_steps)
 
     def close(self, num_steps: int) -> None:
-        """The stream has ended, and its sequences with it."""
+        """Ends all spans, because the stream has ended."""
         for slot in list(self._open):
             self._open[slot][0].event("stream ended")
             self._end(slot, num_steps)

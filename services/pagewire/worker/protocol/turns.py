@@ -1,4 +1,4 @@
-"""The schedulers that wait for a worker: each is told who holds it, and claims it when free."""
+"""The schedulers that wait for a worker: each receives its holder, and claims it when free."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pagewire.errors import Code, RequestError, invalid
 from pagewire.v1 import worker_pb2 as pb
 
-# Bounds on what waits at a worker; a fleet has far fewer schedulers, with far shorter names.
+# Bounds on waiting schedulers; a fleet has far fewer schedulers, with far shorter names.
 MAX_WAITING = 1024
 MAX_NAME_LENGTH = 256
 
@@ -19,15 +19,15 @@ class Turn:
         self.scheduler = scheduler
         # Claims read so far.
         self.claims = 0
-        # Why the scheduler waits no more.
+        # Why the scheduler waits no longer.
         self.error: RequestError | None = None
-        # Something has changed since the scheduler was last told.
+        # Set if something has changed since the last message to the scheduler.
         self.changed = asyncio.Event()
         self.changed.set()
 
 
 class Turns:
-    """Who holds a worker and who waits for it."""
+    """The scheduler that holds a worker, and those that wait for it."""
 
     def __init__(self, tell_holder: Callable[[], None]) -> None:
         """`tell_holder` is called after every change."""
@@ -37,7 +37,7 @@ class Turns:
 
     @contextmanager
     def wait(self, scheduler: str) -> Iterator[Turn]:
-        """A scheduler waits while this context is open; RequestError if it may not."""
+        """Lets a scheduler wait while this context is open; RequestError if it may not."""
         if not 0 < len(scheduler) <= MAX_NAME_LENGTH:
             raise invalid(
                 "hello.scheduler",
@@ -64,12 +64,12 @@ class Turns:
         self.tell()
 
     def tell(self) -> None:
-        """Has every scheduler told who holds the worker and who waits."""
+        """Sends every scheduler the holder of the worker and the schedulers that wait."""
         for turn in self._turns:
             turn.changed.set()
         self._tell_holder()
 
     def standing(self, model: str, claims: int = 0) -> pb.Standing:
-        """What a scheduler is told whose claims were read so often."""
+        """The message for a scheduler, of which `claims` claims were read so far."""
         waiting = sorted({turn.scheduler for turn in self._turns} - {self.holder})
         return pb.Standing(model=model, holder=self.holder, waiting=waiting, claims=claims)

@@ -16,10 +16,10 @@ def worker_info(
     constraints: bool = False,
     batch_invariant: bool = False,
 ) -> pb.WorkerInfo:
-    """The message of a backend that is warm, with a new instance_id; to be built once a process.
+    """The message of a warm backend, with a new instance_id; call it once in a process.
 
-    `warm_up` measures the backend's costs, so it must have run before. `constraints` says whether
-    sequences may have one, `batch_invariant` whether results depend on the request alone.
+    `warm_up` measures the backend's costs, so it must run before. `constraints`: whether sequences
+    may have a constraint. `batch_invariant`: whether results depend on the request alone.
     """
     info = pb.WorkerInfo(
         model=model,

@@ -1,4 +1,4 @@
-"""Runs a model over texts, a layer at a time, to know what the matrices of each layer read."""
+"""Runs a model over texts, a layer at a time, and records the inputs of each layer's matrices."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _CPU = torch.device("cpu")
 
 
 def read_sequences(texts: Path, folder: Path, longest: int, vocab_size: int) -> list[list[int]]:
-    """The tokens of a text file in UTF-8, cut into sequences, by the tokenizer of a model.
+    """The tokens of a UTF-8 text file, by the tokenizer of a model, cut into sequences.
 
     A sequence has `LENGTH` tokens, or `longest` if that is less.
 
@@ -61,8 +61,8 @@ def read_sequences(texts: Path, folder: Path, longest: int, vocab_size: int) -> 
 def layer_inputs(folder: Path, sequences: list[list[int]]) -> Iterator[dict[str, Tensor]]:
     """The products `x.T @ x` of the inputs of each layer's matrices, from the first layer on.
 
-    A dict has them by the names of `layer_stacks`, `[columns, columns]` float32. The model is
-    quantized.
+    The keys of each dict are the names of `layer_stacks`, the values `[columns, columns]` float32.
+    The model must be quantized.
     """
     config = read_model_config(folder)
     weights = load_weights(folder, config, torch.float32, _CPU)
@@ -103,7 +103,7 @@ def _run_layer(decoder: Decoder, state: Tensor) -> None:
 
 
 def _recording_ops(layer: LayerWeights, squares: dict[str, Tensor]) -> Ops:
-    """The reference operations, adding what the matrices of a layer read to `squares`."""
+    """The reference operations, which also add the inputs of a layer's matrices to `squares`."""
     ops = load_ops("torch")
     names = {id(getattr(layer, field.name)): field.name for field in fields(layer)}
 

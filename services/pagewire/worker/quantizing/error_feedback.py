@@ -1,6 +1,6 @@
-"""Rounds weights so that outputs change little: the error of a column is made up for by later ones.
+"""Rounds weights so that outputs change little: later columns compensate the error of earlier ones.
 
-That is the method of Frantar et al., 2023, "GPTQ: Accurate Post-Training Quantization for
+This is the method of Frantar et al., 2023, "GPTQ: Accurate Post-Training Quantization for
 Generative Pre-trained Transformers". Columns keep their order.
 """
 
@@ -21,10 +21,10 @@ from pagewire.worker.ops.contract.quantized import (
     ScaledWeight,
 )
 
-# Of the mean of the diagonal, added to it, so that the matrix has an inverse.
+# This part of the diagonal's mean is added to the diagonal, so that the matrix has an inverse.
 DAMPING = 0.01
-# Columns behind a block are corrected once for all its columns. A group of fewer columns lies in
-# one block, a larger one begins with one, so its scales are those of corrected columns.
+# Columns after a block are corrected once for all its columns. A group of fewer columns lies in one
+# block, and a larger group begins with a block, so its scales are those of corrected columns.
 _BLOCK = 128
 
 # Rounds a column: its index and the corrected weight `[rows, columns]`, to `[rows]`, dequantized.
@@ -91,7 +91,7 @@ def _scaled(weight: Tensor, squares: Tensor, kind: torch.dtype) -> ScaledWeight:
 
 
 def _feed_back(weight: Tensor, squares: Tensor, rounded: Rounding) -> None:
-    """Calls `rounded` for each column in order, with the errors of earlier columns made up for."""
+    """Calls `rounded` for each column in order, corrected for the errors of earlier columns."""
     corrected, columns = weight.float().clone(), weight.shape[1]
     factors = _correction_factors(squares)
     for start in range(0, columns, _BLOCK):
@@ -108,7 +108,7 @@ def _feed_back(weight: Tensor, squares: Tensor, rounded: Rounding) -> None:
 def _correction_factors(squares: Tensor) -> Tensor:
     """The upper Cholesky factor of the inverse of `squares`, `[columns, columns]`.
 
-    Inputs that were always 0 correct nothing, and nothing corrects them.
+    Columns whose inputs were always 0 correct no other column, and no other column corrects them.
     """
     damped = squares.double()
     diagonal = damped.diagonal()

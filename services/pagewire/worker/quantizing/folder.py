@@ -28,9 +28,9 @@ def quantize_folder(
 ) -> tuple[int, int]:
     """Writes the model in `source` with quantized layers to the folder `output`.
 
-    All linear layers of the decoder are quantized but routers, gates of shared experts and the
+    All linear layers of the decoder are quantized, except routers, gates of shared experts and the
     head. `group` is the number of inputs that share a scale with four bits. Values are rounded to
-    the nearest; with a file of `texts`, so that outputs for such texts change little.
+    the nearest, or, with a file of `texts`, so that outputs for such texts change little.
 
     Returns:
         The bytes of the weight files before and after.
@@ -68,7 +68,7 @@ def quantize_folder(
     sequences = read_sequences(texts, source, model.max_position_embeddings, model.vocab_size)
     output.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
-        # Layers read what quantized layers before them write.
+        # The inputs of each layer come from quantized layers before it.
         nearest = Path(folder) / "nearest"
         _write(source, nearest, layers, files)
         done = dict(_calibrated(model, nearest, layers, files, sequences))

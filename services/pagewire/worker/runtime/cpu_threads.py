@@ -3,10 +3,10 @@
 import torch
 
 # Multiply-adds of a step, about 20 ms on one core. In shorter steps each operation takes
-# microseconds. Then a second thread costs as much as it saves. On a busy machine it costs
-# milliseconds, because it has to wait for a core.
+# microseconds, and a second thread costs as much as it saves. On a busy machine it costs
+# milliseconds, because it waits for a core.
 MIN_PARALLEL_WORK = 500_000_000
-# Up to this many rows, the time of a step is that of reading the weights.
+# Up to this many rows, a step is bound by reading the weights.
 BANDWIDTH_ROWS = 12
 
 
@@ -19,7 +19,7 @@ class CpuThreads:
         self._parameters = parameters
 
     def adapt(self, tokens: int) -> None:
-        """Call before a step of `tokens` tokens: a long step gets all threads, a short one one."""
+        """Call it before a step of `tokens` tokens: long steps get all threads, short ones one."""
         work = self._parameters * max(tokens, BANDWIDTH_ROWS)
         threads = self._max_threads if work >= MIN_PARALLEL_WORK else 1
         if threads != torch.get_num_threads():

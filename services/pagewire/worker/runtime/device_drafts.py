@@ -1,4 +1,4 @@
-"""The tokens of all sequences on the device: where rows are placed, and what guesses come from."""
+"""The tokens of all sequences on the device: the source of row positions and guesses."""
 
 import numpy as np
 import torch
@@ -18,17 +18,17 @@ from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.protocol.steps.step import Start
 from pagewire.worker.runtime.upload import upload
 
-# Rows of a history are a multiple of so many tokens: Triton compiles another variant for others.
+# Rows of a history are a multiple of this many tokens: Triton compiles another variant for others.
 ALIGNMENT = 16
 
 
 def token_history(limits: Limits, device: torch.device) -> TokenHistory:
-    """Histories without tokens of all slots, the padding slot included.
+    """Empty histories of all slots, the padding slot included.
 
-    A draft model is right more often than the token that followed the last token before.
+    With a draft model, a match of one token does not count: the draft model is right more often.
     """
     slots = limits.num_slots + 1
-    # The last token of the longest sequence is drawn behind its last position.
+    # The last token of the longest sequence is drawn after its last position.
     length = limits.max_model_len + 1
     first = SEARCHED
 
@@ -83,18 +83,18 @@ def start_histories(
 
 
 def _prediction(start: Start, width: int) -> Int32Array:
-    """The part of a prediction that fits behind the known tokens of a row `[width]`."""
+    """The part of a prediction that fits after the known tokens of a row `[width]`."""
     return start.prediction[: max(0, min(width - len(start.token_ids), MAX_PREDICTED - 1))]
 
 
 def _state(start: Start, prediction: Int32Array) -> Int32Array:
-    """The state of a prediction `[4]`: an output that goes on may be in step with any part."""
+    """The state of a prediction `[4]`: an output that has begun may match any part of it."""
     generated = start.num_generated
     reached = OUT_OF_STEP if generated else 0
     return np.array([len(prediction), reached, min(generated, len(prediction)), 0], np.int32)
 
 
 def last_position(start: Start, max_model_len: int) -> int:
-    """The position of the last token that a sequence may get: the model's longest, or its own."""
+    """The position of a sequence's last possible token, by the model's limit and its own."""
     more = start.max_new_tokens or INT32_MAX
     return min(len(start.token_ids) - 1 + more, max_model_len)

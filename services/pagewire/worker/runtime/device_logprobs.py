@@ -19,8 +19,8 @@ WIDTHS = (0, 5, MAX_LOGPROBS)
 # Logits of prompt tokens that exist at once: 64 MiB as float32. A prompt may have a thousand times
 # as many.
 MAX_PROMPT_LOGITS = 1 << 24
-# They are computed for a multiple of so many rows: slices of tensors stay aligned to 16 bytes then,
-# for which the kernels are compiled.
+# Logits are computed for a multiple of this many rows: then slices of tensors stay aligned to 16
+# bytes, for which the kernels are compiled.
 ROW_MULTIPLE = 16
 
 
@@ -99,7 +99,7 @@ def compute_prompt_logprobs(
     rows: PromptRows,
     first_row: int,
 ) -> Tensor:
-    """Packed as in `PendingPromptLogprobs`. Runs the last layer and the head, a few rows at a time.
+    """Runs the last layer and the head, a few rows at a time; packed as `PendingPromptLogprobs`.
 
     Args:
         decoder: the model.

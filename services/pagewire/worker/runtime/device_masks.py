@@ -1,4 +1,4 @@
-"""Masks of constrained rows, awaited on the host."""
+"""Masks of constrained rows; the host waits for them."""
 
 import numpy as np
 from torch import Tensor
@@ -10,9 +10,9 @@ from pagewire.worker.runtime.upload import upload
 
 
 def apply_masks(ops: Ops, logits: Tensor, plan: DevicePlan) -> Tensor:
-    """Masks the constrained rows of `logits [rows, vocabulary]` in place, once masks are known.
+    """Waits for the masks, then masks the constrained rows of `logits [rows, vocabulary]` in place.
 
-    Returns the logits as the model gave them, for log probabilities: a copy if the plan needs any.
+    Returns the unmasked logits for log probabilities: a copy if the plan needs any.
     """
     if plan.masks is None:
         return logits

@@ -16,7 +16,7 @@ from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.runtime.device_drafts import start_histories, token_history
 from pagewire.worker.runtime.upload import upload
 
-# Columns of block tables and token counts are a multiple of this. Triton compiles another kernel
+# Columns of block tables and token counts are a multiple of this: Triton compiles another kernel
 # variant for other strides. The number of columns depends on the free memory, which is known only
 # after the kernels are compiled.
 TABLE_ALIGNMENT = 16
@@ -51,7 +51,7 @@ class DeviceSlots:
             bias_ids=zeros(MAX_BIASES),
             biases=zeros(MAX_BIASES, dtype=torch.float32),
         )
-        # None: the host knows every position.
+        # None: the host has every position.
         self.history = token_history(limits, device) if limits.drafts_on_device else None
         # `index` belongs to a row, not to a slot: `gather_sampling` gets it separately.
         self.sampling = SamplingState(
@@ -105,15 +105,15 @@ class DeviceSlots:
         return ops.end_decode(tokens, hidden, slots, self.last_tokens, counted)
 
     def forced(self, tokens: Tensor, slots: Tensor, indices: Tensor) -> Tensor:
-        """The tokens `[rows]` to take for those drawn; see forced_texts.py.
+        """The tokens `[rows]` that replace the drawn ones; see forced_texts.py.
 
         `slots [rows]` and `indices [rows]` as in `sample`.
         """
         if self.forced_tokens is None:
             return tokens
         known, length = self.forced_tokens.shape
-        # The last place is of no output, so it forces nothing. While kernels are collected none of
-        # them runs, and slots and indices may be any numbers.
+        # The last place belongs to no output, so it forces nothing. While kernels are collected
+        # they do not run, so slots and indices may be any numbers.
         slots, indices = slots.clamp(0, known - 1), indices.clamp(0, length - 1)
         given = self.forced_tokens[slots, indices]
         return torch.where(given >= 0, given, tokens)

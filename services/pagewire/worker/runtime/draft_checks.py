@@ -22,20 +22,20 @@ def sample_with_drafts(
 ) -> tuple[Tensor, NDArray[np.bool_]]:
     """Samples the rows of a plan with drafts, on the CPU.
 
-    The first rows of all slots are sampled together, then the rows of those drafts that equal the
-    tokens drawn before them, and so on. So each token is drawn with the penalties, the index and
-    the mask that it would have without drafts.
+    The first rows of all slots are sampled together. Then the rows of drafts that equal the tokens
+    drawn before them are sampled, and so on. So each token is drawn with the same penalties, index
+    and mask as without drafts.
 
     Args:
-        slots: the state of the slots; it takes the tokens that belong to the outputs.
+        slots: the state of the slots; it keeps the tokens that belong to the outputs.
         ops: the operations.
         logits: `[rows, vocabulary]`; the first rows are masked already.
         hidden: `[rows, hidden]`, the input of the head.
         plan: the plan; its masks get the tokens that belong to the outputs.
 
     Returns:
-        `[rows]` int32 tokens, and `[rows]` whether the row belongs to an output. A row without a
-        token, as its `hidden` is not finite, belongs to one only if it is no draft.
+        `[rows]` int32 tokens, and `[rows]` whether the row belongs to an output. A row has no token
+        if its `hidden` is not finite; it belongs to an output only if it is no draft.
     """
     assert plan.drafts is not None
     count = len(plan.sample_slots)
@@ -72,7 +72,7 @@ def sample_with_drafts(
 def _await_masks(plan: DevicePlan, before: StepMasks, rows: Rows) -> tuple[Rows, StepMasks | None]:
     """The `rows [n]` that can be sampled next, and their masks; None if no row is constrained.
 
-    A row that has no mask, as its grammar has failed, waits for the next step, which fails it.
+    If a grammar has failed, its row has no mask. It is left out; the next step fails it.
     """
     while True:
         constrained = np.flatnonzero(np.isin(plan.sample_slots[rows], before.slots))

@@ -21,12 +21,12 @@ from pagewire.worker.runtime.device_slots import DeviceSlots
 class Drafter(ABC):
     """A model that guesses the next tokens of sequences, and its KV.
 
-    Invariant: after each step every block has the drafter's KV of the positions of which it has
-    the target's. So both models use the same block tables, and what happens to a block (sharing,
-    copying, caching, saving) happens to both.
+    Invariant: after each step, every block has the drafter's KV of the same positions as the
+    target's KV. So both models use the same block tables, and each operation on a block (sharing,
+    copying, caching, saving) applies to both.
 
-    Behind the end of a sequence there may be KV of wrong drafts, as in the target's cache. It is
-    written again before it is read.
+    After the end of a sequence there may be KV of wrong drafts, as in the target's cache. It is
+    overwritten before it is read.
     """
 
     inputs: tuple[int, ...] = ()  # layers of the target whose inputs `follow` reads
@@ -34,7 +34,7 @@ class Drafter(ABC):
     def __init__(
         self, decoder: Decoder, limits: Limits, dtype: torch.dtype, weight_bytes: int
     ) -> None:
-        """Allocates a KV cache of as many blocks as the target's has."""
+        """Allocates a KV cache with the same number of blocks as the target's."""
         device = decoder.weights.embedding.device
         self._decoder = decoder
         self.cache = empty_cache(
@@ -47,8 +47,8 @@ class Drafter(ABC):
     def propose(self, plan: DevicePlan, slots: DeviceSlots) -> DevicePlan:
         """The plan with a token in place of each draft that is FROM_DEVICE.
 
-        A guess is sampled with the parameters and the noise of the token that it guesses. So with a
-        temperature, too, it is right where both models have nearly the same logits.
+        A guess is sampled with the parameters and the noise of the token that it guesses. So, also
+        with a temperature, it is right if both models have nearly the same logits.
         """
         following = _followed_by_guess(plan)
         if not following.any():
@@ -79,9 +79,9 @@ class Drafter(ABC):
         filtered: bool,
         slots: DeviceSlots,
     ) -> Int32Array:
-        """Guesses `[n]` behind `tokens [n]` of the slots `of [n]`, at `positions [n]`.
+        """The guesses `[n]` that follow `tokens [n]` at `positions [n]` of the slots `of [n]`.
 
-        At place 0 `tokens` are the last ones of their sequences, at place p the guesses of place
+        At place 0, `tokens` are the last tokens of their sequences, at place p the guesses of place
         p - 1. `indices [n]` are those of the next tokens in their outputs.
         """
         self._threads.adapt(len(of))
@@ -101,7 +101,7 @@ class Drafter(ABC):
         taken: NDArray[np.bool_] | None,
         block_tables: Tensor,
     ) -> None:
-        """Writes the KV of the step's tokens, as far as `propose` has not written it.
+        """Writes the KV of the step's tokens, except KV that `propose` has written.
 
         Args:
             plan: the plan, as it was before `propose`.
@@ -115,17 +115,17 @@ class Drafter(ABC):
     def _hidden(
         self, place: int, tokens: Tensor, of: Tensor, positions: Tensor, block_tables: Tensor
     ) -> Tensor:
-        """What `_logits` reads, `[n, hidden]`; see `next_tokens`."""
+        """The input of `_logits`, `[n, hidden]`; see `next_tokens`."""
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """The logits `[n, vocab]` of guesses."""
         return self._decoder.logits(hidden)
 
     def _scrub_broken(self, states: Tensor, of: Tensor, block_tables: Tensor) -> None:
-        """Makes the blocks finite that were read by rows whose `states [rows, hidden]` are not.
+        """Makes the blocks finite that rows read, if their `states [rows, hidden]` are not finite.
 
-        So a NaN of this model costs the sequence drafts but no tokens, and later sequences with the
-        same blocks nothing.
+        So a NaN of this model costs the sequence drafts, but no tokens. Later sequences with the
+        same blocks lose nothing.
         """
         broken = ~torch.isfinite(states).all(-1)
         if broken.any():
@@ -133,9 +133,10 @@ class Drafter(ABC):
 
 
 class DraftModel(Drafter):
-    """A second, smaller model. Its KV of a position is that of the token there.
+    """A second, smaller model. Its KV of a position is that of the token at this position.
 
-    `propose` writes the KV of each token from which it guesses the next, `follow` all other KV.
+    `propose` writes the KV of each token from which it guesses the next. `follow` writes all other
+    KV.
     """
 
     def __init__(self, decoder: Decoder, limits: Limits, dtype: torch.dtype) -> None:

@@ -59,7 +59,7 @@ class EagerBackend:
     prefix_groups = False
     pooling: pb.Pooling | None = None
     row_costs: RowCosts | None = None
-    # Never faster: a CPU is bound by computing, and eager steps are bound by launching kernels.
+    # 0, as it is never faster: a CPU is bound by computing, eager steps by kernel launches.
     piggyback_tokens = 0
 
     def __init__(
@@ -84,7 +84,7 @@ class EagerBackend:
         self.draft: Drafter | None = None
         if draft_model is not None:
             self.draft = drafter_of(draft_model, limits, dtype)
-        # All that belongs to blocks: what happens to a block happens to its KV of both models.
+        # All KV that belongs to blocks: each operation on a block applies to both models.
         self._caches = (self._cache,) if self.draft is None else (self._cache, self.draft.cache)
         self._host = (
             HostCache(self._caches, limits.host_blocks, decoder.ops) if limits.host_blocks else None
@@ -149,7 +149,7 @@ class EagerBackend:
         return device_errors.is_fatal(error)
 
     def _mask_memory(self) -> MaskMemory | None:
-        """See `Backend.mask_memory`; the system gives memory when it is first written to."""
+        """See `Backend.mask_memory`; the system allocates its pages at the first write."""
         return MaskMemory(self.limits.num_slots, -(-self.limits.vocab_size // 32))
 
     def _measure_costs(self) -> None:
@@ -172,7 +172,7 @@ class EagerBackend:
                 cache.copy(*upload(self.device, copies.sources, copies.targets))
 
     def _to_host(self, results: Tensor) -> Tensor:
-        """`results` on the host. From a GPU it does not wait: valid once the step is done."""
+        """`results` on the host. With a GPU it does not wait: valid once the step is done."""
         if self.synchronous:
             return results
         pinned = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
@@ -245,7 +245,7 @@ class EagerBackend:
     def _follow(
         self, plan: DevicePlan, batch: Batch, tokens: Tensor, taken: NDArray[np.bool_] | None
     ) -> None:
-        """Lets a drafter write the KV of the step's tokens; see `Drafter.follow`."""
+        """Makes a drafter write the KV of the step's tokens; see `Drafter.follow`."""
         if self.draft is not None:
             self.draft.follow(plan, batch, tokens, taken, self._slots.block_tables)
 

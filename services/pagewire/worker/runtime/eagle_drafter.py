@@ -15,21 +15,21 @@ from pagewire.worker.runtime.draft_model import Drafter, DraftModel
 class EagleDrafter(Drafter):
     """A head, its KV, and its output at the end of each sequence.
 
-    Its KV of a position depends on the target's state there and on the next token, which the prompt
-    or the sampling of the same step gives. So `follow` writes the KV of all tokens that the target
-    has computed. It also replaces what `propose` wrote, which came from the head's own states.
+    Its KV of a position depends on the target's state there and on the next token, which is part of
+    the prompt or sampled in the same step. So `follow` writes the KV of all tokens that the target
+    has computed. It also replaces the KV of `propose`, which came from the head's own states.
 
     The KV of the last position of a cached prefix depends on the next token of the sequence that
-    wrote it, which may differ from that of a sequence that reads it. Only drafts change by that.
+    wrote it. A sequence that reads the KV may have another next token. This changes only drafts.
 
-    `follow` also keeps the output of each sequence's last position, which gives the first guess.
+    `follow` also keeps the output of each sequence's last position, for the first guess.
     """
 
     def __init__(self, head: EagleHead, limits: Limits, dtype: torch.dtype) -> None:
         super().__init__(head.decoder, limits, dtype, head.weight_bytes)
         self._head = head
         self.inputs = head.inputs
-        # [slots + 1, hidden], with the padding slot; while `propose` runs, those of its guesses.
+        # [slots + 1, hidden], with the padding slot; while `propose` runs, outputs of its guesses.
         embedding = head.decoder.weights.embedding
         self._outputs = embedding.new_zeros(limits.num_slots + 1, head.config.hidden_size)
 
@@ -56,7 +56,7 @@ class EagleDrafter(Drafter):
         following = _following(plan, batch, tokens)[at]
         queries = self._write(following, states, positions, slots, block_tables)
         self._scrub_broken(states, slots, block_tables)
-        # The rest of the layer is computed only for the last row of each sequence that goes on.
+        # The rest of the layer is computed only for the last row of each sequence that continues.
         rows = (np.cumsum(computed) - 1)[plan.sample_rows()[_last_rows(plan, taken)]]
         if len(rows):
             last = torch.from_numpy(rows)
@@ -85,7 +85,7 @@ class EagleDrafter(Drafter):
     ) -> Tensor:
         """Writes the KV of `positions [n]`; returns queries `[n, heads, head_dim]`.
 
-        `following [n]` are the tokens behind the positions, `states [n, hidden]` those there.
+        `following [n]` are the tokens after the positions, `states [n, hidden]` the states there.
         """
         batch = Batch(following, positions, slots, 0, positions[:0], prefill=None)
         pairs = self._head.pairs(following, states)
@@ -119,7 +119,7 @@ def drafter_of(model: Decoder | EagleHead, limits: Limits, dtype: torch.dtype) -
 
 
 def _following(plan: DevicePlan, batch: Batch, tokens: Tensor) -> Tensor:
-    """The token behind each token of a step, `[tokens]`; see `Drafter.follow`."""
+    """The token after each token of a step, `[tokens]`; see `Drafter.follow`."""
     following = batch.token_ids.roll(-1)
     if plan.chunks is not None:
         ends = plan.chunks.starts[1:] + (plan.num_decodes - 1)
@@ -130,7 +130,7 @@ def _following(plan: DevicePlan, batch: Batch, tokens: Tensor) -> Tensor:
 
 
 def _last_rows(plan: DevicePlan, taken: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
-    """Which sampling rows `[rows]` are the last of their sequences that belong to the outputs."""
+    """Which sampling rows `[rows]` are the last of their sequences among rows of the outputs."""
     last = np.ones(len(plan.sample_slots), np.bool_)
     if taken is not None and plan.drafts is not None:
         right = np.zeros(len(last) + 1, np.bool_)

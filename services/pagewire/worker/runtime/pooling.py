@@ -129,7 +129,7 @@ class PoolingBackend(EagerBackend):
         return vectors if self._head is None else vectors @ self._head.T
 
     def _normed(self, residual: Tensor) -> Tensor:
-        """The model's last hidden states `[tokens, hidden]`, of its final residual stream."""
+        """The model's last hidden states `[tokens, hidden]`, from its final residual stream."""
         if not len(residual):  # no prompt ends in this step; a kernel needs at least one row
             return residual
         return self._decoder.last_states(residual)

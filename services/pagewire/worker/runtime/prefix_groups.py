@@ -51,8 +51,8 @@ def pack_items(
 ) -> Int32Array:
     """The packed items of a step that decodes `decode_slots` in a batch of `rows`.
 
-    All members of the groups must decode. All rows of a slot are members where it is one. Groups
-    that do not fit are left out: then each row reads its prefix by itself. The result is
+    All members of the groups must decode. If a slot is a member, all its rows are. Groups that do
+    not fit are left out: then each row reads its prefix by itself. The result is
     `[buffer_length(rows, max_ranges)]` int32, as `item_views` reads it.
     """
     limits = sizes.limits

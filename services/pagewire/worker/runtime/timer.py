@@ -15,12 +15,12 @@ class HostTimer:
         self.restart()
 
     def restart(self) -> None:
-        """Begins anew."""
+        """Starts again."""
         self._waited = no_wait
         self._begin = time.perf_counter()
 
     def leave_out(self, waited: Callable[[], float]) -> None:
-        """`waited` gives the seconds of the work that do not count, once it is done."""
+        """`waited` returns the seconds of the work that do not count, once the work is done."""
         self._waited = waited
 
     def stop(self) -> None:
@@ -41,12 +41,12 @@ class DeviceTimer:
         self.restart()
 
     def restart(self) -> None:
-        """Begins anew, once `wait` has returned. To make events takes longer than a small copy."""
+        """Starts again, after `wait`. Creating new events would take longer than a small copy."""
         self._waited = no_wait
         self._begin.record(step_stream())
 
     def leave_out(self, waited: Callable[[], float]) -> None:
-        """`waited` gives the seconds of the work that do not count, once it is done."""
+        """`waited` returns the seconds of the work that do not count, once the work is done."""
         self._waited = waited
 
     def stop(self) -> None:
@@ -60,5 +60,5 @@ class DeviceTimer:
 
 
 def no_wait() -> float:
-    """Return 0 seconds: all of the work counts."""
+    """Returns 0 seconds: all of the work counts."""
     return 0.0

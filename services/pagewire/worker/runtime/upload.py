@@ -1,4 +1,4 @@
-"""Memory of the host for the device: small arrays are copied without waiting, pages pinned."""
+"""Host memory for the device: copies small arrays without waiting, and pins pages."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ ALIGNMENT = 4
 def upload(device: torch.device, *arrays: Int32Array) -> tuple[Tensor, ...]:
     """Each array `[n]` int32 as a tensor on the device.
 
-    On a GPU all travel in one asynchronous copy. On a CPU the tensors share memory with the arrays.
+    For a GPU one asynchronous copy has all arrays. On a CPU the tensors use the arrays' memory.
     """
     if device.type == "cpu":
         return tuple(torch.from_numpy(array) for array in arrays)
@@ -30,9 +30,9 @@ def upload(device: torch.device, *arrays: Int32Array) -> tuple[Tensor, ...]:
 def pin(memory: Tensor, content: str, flag: str) -> None:
     """Pins memory that begins at a page; SetupError if the driver refuses it.
 
-    The error says what the memory is for, and which flag makes it smaller.
+    The error names the memory's content, and the flag that makes it smaller.
     Torch rounds its own pinned allocations to powers of two, which can waste half of the memory.
-    `unpin` it before it is freed: else the driver takes the next memory at its address for pinned.
+    `unpin` it before it is freed: else the driver treats the next memory at its address as pinned.
     """
     status = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
     if status:
@@ -43,5 +43,5 @@ def pin(memory: Tensor, content: str, flag: str) -> None:
 
 
 def unpin(pointer: int) -> None:
-    """Ends what `pin` did."""
+    """Reverts `pin`."""
     torch.cuda.cudart().cudaHostUnregister(pointer)

@@ -9,7 +9,7 @@ from pagewire.worker.ops.contract.quantized import GroupedWeight
 
 
 def arranged_weights(weights: Weights, ops: Ops) -> Weights:
-    """The same weights for the kernels of `ops`; those that are given must not be used afterwards.
+    """The same weights for the kernels of `ops`. Do not use the argument `weights` afterwards.
 
     Matrices of experts stay as they are.
     """

@@ -17,7 +17,7 @@ from pagewire.worker.startup.kernel_record import KernelRecord
 log = logging.getLogger(__name__)
 
 NVIDIA_DRIVER = Path("/dev/nvidiactl")
-# Far more than all variants take. After it the worker compiles the missing variants itself.
+# Far more than all variants take. After this time the worker compiles the missing variants itself.
 TIMEOUT = 120.0
 # The jobs of a worker take some 100 KiB, so `submit` does not wait while the pool imports.
 PIPE_BYTES = 1 << 20

@@ -32,7 +32,7 @@ WITH_MODEL = ("draft", "eagle")
 def read_draft_model(
     config: WorkerConfig, target: ModelConfig, max_model_len: int
 ) -> tuple[Path, ModelConfig | EagleConfig] | None:
-    """The folder and configuration of `--draft-model`; None where `--speculate` needs none.
+    """The folder and configuration of `--draft-model`; None if `--speculate` needs none.
 
     SetupError if it cannot draft for `target` with sequences of `max_model_len` tokens,
     FileNotFoundError if there is no such model.

@@ -1,8 +1,8 @@
 """Checks on the worker's own device that kernels with one order of addition have the same bits.
 
-That tensor cores add in the same order for all tiles was measured on some GPUs and versions of
-Triton only. A worker with `--batch-invariant` asks again when it starts, and refuses to start if it
-could not keep what the setting says.
+Tensor cores add in the same order for all tiles, but this was measured only on some GPUs and
+versions of Triton. So a worker with `--batch-invariant` checks it at its start, and refuses to
+start if the bits differ.
 """
 
 from collections.abc import Callable
@@ -34,10 +34,10 @@ def check_invariance(
     dtype: torch.dtype,
     same: Callable[[Tensor, Tensor], bool] = torch.equal,
 ) -> None:
-    """Compare GEMMs of several numbers of tokens, and decode with prefill attention, by bits.
+    """Compares by bits GEMMs of several numbers of tokens, and decode with prefill attention.
 
     `same` compares two results. While kernels are only looked up, results have no values, so it
-    should say that they are equal.
+    should return True.
 
     Raises:
         SetupError: some bits differ.
@@ -69,7 +69,7 @@ def _refusal(what: str, device: torch.device) -> SetupError:
 def _gemm_difference(
     weight: Tensor, eps: float, same: Callable[[Tensor, Tensor], bool], gated: bool
 ) -> int | None:
-    """The first number of tokens whose results differ from those of the same tokens among most.
+    """The first number of tokens whose results differ from those in the largest batch.
 
     A `gated` weight is compared with its norm and activation.
     """
@@ -97,7 +97,7 @@ def _attention_difference(
     device: torch.device,
     same: Callable[[Tensor, Tensor], bool],
 ) -> int | None:
-    """The first position whose result as a decode row is not the one that it has in a prompt."""
+    """The first position whose result as a decode row differs from its result in a prompt."""
 
     def int32(*values: int) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=device)

@@ -59,11 +59,11 @@ from pagewire.worker.startup.pooled_model import PoolingHead, pooled_model
 log = logging.getLogger(__name__)
 
 CPU_BATCHED_TOKENS = 2048
-# The most drafts of a row, by the type of device. Steps of more rows take longer on a CPU, so more
-# would have to be right. A GPU takes 16 rows in little more time than one.
+# The most drafts of a row, by the type of device. On a CPU, steps of more rows take longer, so more
+# drafts would have to be right. A GPU computes 16 rows in little more time than one.
 MAX_DRAFTS = {"cpu": 7, "cuda": 15}
 GPU_BATCHED_TOKENS = 8192
-FP8_CAPABILITY = (8, 9)  # from which on tensor cores multiply FP8
+FP8_CAPABILITY = (8, 9)  # the first whose tensor cores multiply FP8
 
 
 def load_worker(
@@ -71,8 +71,8 @@ def load_worker(
 ) -> LoadedWorker:
     """Loads the model and its kernels and allocates the KV cache. It does not warm up.
 
-    Must run on the thread that will run the steps, because torch keeps the number of CPU threads
-    by thread. `pool` compiles kernels; without one, a pool is started if needed.
+    Must run on the thread that will run the steps, because torch has a number of CPU threads for
+    each thread. `pool` compiles kernels; without one, a pool is started if needed.
 
     Raises:
         SetupError, FileNotFoundError: the model or the settings cannot be used.
@@ -178,7 +178,7 @@ def _load(
     compiled: list[CompileResult] = []
     if graphs:
         if config.batch_invariant:
-            if pool is not None:  # these launch kernels, which would be compiled one by one
+            if pool is not None:  # the check launches kernels, which would be compiled one by one
                 compiled, pool = pool.finish(), None
                 phases.end("compiling")
             check_invariance(model, weights, config.block_size, dtype)
@@ -191,7 +191,7 @@ def _load(
         if pool is not None:
             compiled = pool.finish()
             phases.end("compiling")
-        if config.tune_experts:  # after that, because it launches kernels
+        if config.tune_experts:  # after compiling, because it launches kernels
             choose_expert_tiles(decoder, trial)
             phases.end("choosing tiles of experts")
     elif pool is not None:
@@ -273,7 +273,7 @@ def with_quantization(model: ModelConfig, name: Literal["none", "fp8", "int8"]) 
 
 
 def with_kv_cache(model: ModelConfig, name: Literal["auto", "fp8"]) -> ModelConfig:
-    """The model with the KV cache of `--kv-cache-dtype`; `auto` is what the checkpoint asks for.
+    """The model with the KV cache of `--kv-cache-dtype`; `auto` uses that of the checkpoint.
 
     SetupError for FP8 and a model with latent attention.
     """
@@ -305,7 +305,7 @@ def check_fp8(model: ModelConfig, device: torch.device) -> None:
 def check_speculation(
     config: WorkerConfig, device: torch.device, kernels: str, pools: bool
 ) -> None:
-    """Raises SetupError if --speculate is on and this worker cannot do it."""
+    """Raises SetupError if --speculate is on and this worker does not support it."""
     drafts = config.speculate in WITH_MODEL
     if config.draft_model is not None and not drafts:
         raise SetupError(
@@ -354,7 +354,7 @@ def served_by_kernels(
 
 
 def check_forced_texts(config: WorkerConfig) -> None:
-    """Raises SetupError for forced texts with real weights: a benchmark alone has them."""
+    """Raises SetupError for forced texts with real weights: they are only for benchmarks."""
     if config.forced_texts is None:
         return
     if config.load_format != "dummy":
@@ -417,7 +417,7 @@ def _limits(
     trial: Limits,
     dtype: torch.dtype,
 ) -> Limits:
-    """The final limits, with as many blocks as `--num-blocks` says or the memory holds.
+    """The final limits, with `--num-blocks` blocks, or all blocks that fit into the memory.
 
     A block has the KV of both models if there is a draft model.
     """
@@ -456,7 +456,7 @@ def _limits(
 
 
 def _pool_flag(config: WorkerConfig, device: torch.device) -> str:
-    """The setting that says how many blocks there are."""
+    """The setting that determines the number of blocks."""
     if config.num_blocks is not None:
         return "--num-blocks"
     return "--cpu-kv-bytes" if device.type == "cpu" else "--gpu-memory-utilization"

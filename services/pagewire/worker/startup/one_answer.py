@@ -1,6 +1,6 @@
-"""Which models and settings the mode `--batch-invariant` takes; all others are refused by name.
+"""The models and settings that `--batch-invariant` accepts; all others are refused by name.
 
-The mode takes what `tests/kernels/invariant` compares by bits: four families with layers of
+The mode accepts what `tests/kernels/invariant` compares by bits: four families with layers of
 Llama's form, which generate text, with all operations from `ops.triton.invariant`.
 """
 
@@ -13,7 +13,7 @@ from pagewire.worker.model.config import ModelConfig
 from pagewire.worker.model.fused_layer import is_fused
 from pagewire.worker.model.pooling import PoolingConfig
 
-# Families that the tests of this mode, here and on a GPU, name.
+# Families that the tests of this mode cover, here and on a GPU.
 _COMPARED = ("llama", "mistral", "qwen2", "qwen3")
 
 
@@ -24,11 +24,11 @@ def check_one_answer(
     device: torch.device,
     longest: int,
 ) -> None:
-    """Refuse what would not keep `--batch-invariant`; sequences have at most `longest` tokens.
+    """Refuses what would not keep `--batch-invariant`; sequences have at most `longest` tokens.
 
     Raises:
-        SetupError: the mode cannot be kept; the message names the setting, or the family and what
-            it has.
+        SetupError: the mode cannot be kept; the message names the setting, or the family and its
+            unsupported part.
     """
     if kernels != "triton":
         raise SetupError(
@@ -48,13 +48,13 @@ def check_one_answer(
 
 
 def _unlike_llama(model: ModelConfig, longest: int) -> str | None:
-    """What a model has whose bits may depend on the batch, or None; the first of several."""
+    """The first part of a model whose bits may depend on the batch; None if there is none."""
     windows = [window for window in model.windows if window is not None and window < longest]
     found = {
         "latent attention": model.latent is not None,
         "experts": model.experts is not None,
         "quantized weights": model.quantization is not None,
-        # A window that no sequence exceeds is none.
+        # A window that no sequence exceeds does not count.
         f"a sliding window of {min(windows, default=0)} tokens, less than --max-model-len": windows,
         "a soft cap of attention scores": model.attention_soft_cap is not None,
         "a soft cap of logits": model.logit_soft_cap is not None,

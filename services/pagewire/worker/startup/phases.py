@@ -1,4 +1,4 @@
-"""How long each phase of the start of a process took."""
+"""The time of each phase of a process's start."""
 
 import os
 import time
@@ -16,7 +16,7 @@ class StartupPhases:
         self._phases: list[tuple[str, float]] = []
 
     def end(self, phase: str) -> None:
-        """Ends `phase`, which began where the one before ended."""
+        """Ends `phase`, which began at the end of the previous phase."""
         now = time.monotonic()
         self._phases.append((phase, now - self._last))
         self._last = now

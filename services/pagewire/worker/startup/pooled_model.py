@@ -27,7 +27,7 @@ def pooled_model(
             "(max_seq_length)"
         )
     if pooling.head != "tokens":
-        # Then lm_head.weight is not read, and the last norm takes no factor of the logits.
+        # Then lm_head.weight is not read, and the last norm does not include a factor of logits.
         model = replace(model, tied_head=True, logit_multiplier=1.0)
     elif model.logit_soft_cap is not None:
         raise SetupError(
@@ -58,11 +58,11 @@ class PoolingHead:
             self._classifier = torch.empty((1, model.hidden_size), device=device)
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """What the checkpoint has of it, by name."""
+        """The head's tensors in the checkpoint, by name."""
         return {} if self._classifier is None else {"score.weight": self._classifier}
 
     def randomize(self, seed: int) -> None:
-        """Random values, for dummy weights."""
+        """Sets random values, for dummy weights."""
         if self._classifier is not None:
             generator = torch.Generator(self._classifier.device).manual_seed(seed)
             self._classifier.normal_(generator=generator)

@@ -1,7 +1,7 @@
 """Finds and loads every kernel that a worker on a GPU will launch.
 
-Both run the steps that will be captured, so there is no separate list of kernels to maintain. One
-layer of each kind is enough.
+Both functions run the steps that will be captured, so there is no separate list of kernels to
+maintain. One layer of each kind is enough.
 """
 
 import logging
@@ -72,7 +72,7 @@ def _empty_decoder(
 def load_kernels(
     decoder: Decoder, limits: Limits, dtype: torch.dtype, draft: Decoder | EagleHead | None = None
 ) -> list[str]:
-    """Loads every kernel variant of a graph backend; returns the names of those it compiled."""
+    """Loads every kernel variant of a graph backend; returns the names of compiled ones."""
     drafting = draft.with_sample_layers() if isinstance(draft, Decoder) else draft
     with recording_compilations() as names:
         _dummy_run(decoder.with_sample_layers(), limits, dtype, drafting)
@@ -89,7 +89,7 @@ def _dummy_run(
 
 
 def report_compilations(compiled: list[CompileResult], late: list[str]) -> None:
-    """Logs what the pool compiled, if there was one, and the `late` kernels of this process."""
+    """Logs the pool's compilations, if there are any, and the `late` kernels of this process."""
     for job in compiled:
         if job.error is not None:
             log.warning("kernel %s was not compiled ahead: %s", job.kernel, job.error)

@@ -27,8 +27,8 @@ def collecting_kernels(submit: Callable[[CompileJob], None]) -> Iterator[None]:
     Each variant that this process has not loaded goes to `submit`, once. Loaded variants are not
     launched either: they would read memory that no kernel has written.
     """
-    # Calling the hook costs six times a launch, so each variant is entered as loaded after the
-    # first call. These entries are removed at the end.
+    # Calling the hook costs six times a launch, so each variant is marked as loaded after the
+    # first call. These marks are removed at the end.
     pretended: list[tuple[dict[str, Any], str]] = []
 
     def hook(*_: Any, key: str, fn: Any, **details: Any) -> bool:

@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 def choose_gemms(decoder: Decoder, limits: Limits, batch_invariant: bool = False) -> None:
     """Measures the GEMMs of the layers, for all row counts of the graphs that cuBLAS computes.
 
-    With `batch_invariant` also those of the head and of layers with biases, and cuBLAS computes
-    only what has the bits of that mode's kernels.
+    With `batch_invariant` it also measures those of the head and of layers with biases. Then cuBLAS
+    computes only GEMMs whose bits equal those of that mode's kernels.
     """
     choose = partial(_choose, batch_invariant=batch_invariant)
     layers = decoder.weights.layers
@@ -95,7 +95,7 @@ def _choose(
     add: bool = False,
     batch_invariant: bool = False,
 ) -> int:
-    """Chooses algorithms for `weights [features, k]`; how many differ from torch's choice."""
+    """Chooses algorithms for `weights [features, k]`; returns the number unlike torch's choice."""
     if not weights:
         return 0
     features, k = weights[0].shape
@@ -114,7 +114,7 @@ def _choose(
 def invariant_order(add: bool) -> Gemm:
     """The GEMM of `--batch-invariant`, for any number of tokens; with `add` it adds to the output.
 
-    It computes what cuBLAS does not.
+    It computes the GEMMs that cuBLAS does not.
     """
 
     def multiply(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:

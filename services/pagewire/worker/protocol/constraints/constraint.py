@@ -57,7 +57,7 @@ class Constraint:
         )
 
     def fault(self, vocab_size: int) -> str | None:
-        """The reason why it is invalid, as far as that is known without compiling; or None."""
+        """Why the constraint is invalid; None if it is valid. The grammar is not compiled."""
         ends = np.array(self.end_token_ids, np.int64)
         given = (self.allowed_token_ids, self.banned_token_ids, self.reasoning_end_ids)
         ids = np.concatenate((ends, *given))
@@ -75,6 +75,6 @@ class Constraint:
         return None
 
     def banned(self) -> list[list[int]]:
-        """The sequences of tokens that must not come."""
+        """The sequences of tokens that the output must not contain."""
         ends = np.cumsum(self.banned_lengths)[:-1]
         return [tokens.tolist() for tokens in np.split(self.banned_token_ids, ends) if len(tokens)]

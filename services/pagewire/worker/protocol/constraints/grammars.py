@@ -24,7 +24,7 @@ MAX_COMPILED = 256
 class GrammarError(Exception):
     """A grammar that does not compile, or output that it does not allow.
 
-    `field` is that of the request at fault; empty if it is not the request's fault.
+    `field` is the request's field at fault; empty if the request is not at fault.
     """
 
     def __init__(self, message: str, field: str = "") -> None:
@@ -41,7 +41,8 @@ class Grammars:
         self.words = -(-tokenizer.vocab_size // 32)  # of 32 bits, in a mask
         self._strings = StringTokens(tokenizer)
         self._lock = Lock()
-        # By grammar, the latest used last. Matchers are at the beginning; sequences get copies.
+        # By grammar, the latest used last. These matchers stay at the beginning of their grammars;
+        # sequences get copies.
         self._compiled: OrderedDict[str, Future[TokenMatcher]] = OrderedDict()
 
     def matcher(self, grammar: str) -> TokenMatcher:
@@ -53,7 +54,7 @@ class Grammars:
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
         if known is None:
-            # Without the lock: compiling may take long, and others wait for the future.
+            # Without the lock: compiling may take long, and other threads wait for the future.
             try:
                 compiled.set_result(self._compile(grammar))
             except BaseException as error:
@@ -79,8 +80,8 @@ class Grammars:
 def grammars_of(model: Path, vocab_size: int, tokenizer: Path | None = None) -> Grammars | None:
     """The grammars of a model; None if its tokenizer cannot be used.
 
-    `tokenizer` is the tokenizer's folder, if that is not the model's. It takes about a second with
-    150,000 tokens.
+    `tokenizer` is the tokenizer's folder, if that is not the model's. Loading takes about a second
+    with 150,000 tokens.
     """
     eos = list(eos_token_ids(model))
     try:

@@ -1,9 +1,10 @@
-"""What a worker and its mask processes share: the masks of all slots, and how far each one is.
+"""The memory that a worker and its mask processes share: masks of all slots, and their progress.
 
-Each slot belongs to one mask process, which writes what is here of it. A slot's sequences are told
-apart by their generation, a number that grows. A *stamp* is a generation and the index of a token
-in the output, as one number: it grows as the slot's sequence does, and from one sequence to the
-next. So "the mask is ready" is a comparison of two numbers, for all rows of a step at once.
+Each slot belongs to one mask process, which writes the slot's entries. The sequences of a slot
+differ by their generation, a number that grows. A *stamp* is a generation and the index of a token
+in the output, as one number. It grows with each token of a sequence, and from one sequence of the
+slot to the next. So "the mask is ready" is a comparison of two numbers, for all rows of a step at
+once.
 """
 
 import mmap
@@ -17,21 +18,21 @@ from numpy.typing import NDArray
 
 from pagewire.limits import INT32_MAX
 
-# Forced tokens that are kept of a sequence; no row has more drafts.
+# The most forced tokens that are kept for a sequence; no row has more drafts.
 MAX_FORCED = 64
 MESSAGE_BYTES = 4096
 
 MAX_PROCESSES = 64
-TOKEN_STEPS = 16  # whose tokens have a place at the same time
+TOKEN_STEPS = 16  # whose tokens fit into the ring at the same time
 
-# Each mask begins at a multiple of so many words, 128 bytes: what a device reads at once.
+# Each mask begins at a multiple of this many words: 128 bytes, which a device reads at once.
 ALIGNED_WORDS = 32
 
 _PAGE = 4096
 
 
 def stamp(generation: int, index: int) -> int:
-    """The stamp of the token at `index` of a sequence; -1 is before all of them."""
+    """The stamp of the token at `index` of a sequence; -1 is before the first token."""
     return (generation << 32) + index
 
 
@@ -40,18 +41,18 @@ def last_stamp(generation: int) -> int:
     return stamp(generation, INT32_MAX)
 
 
-# Taking a lock orders the stores before it and those behind it, on every kind of processor.
+# Taking a lock orders the stores before it and after it, on every kind of processor.
 FENCE = Lock()
 
 
 class MaskMemory:
     """Arrays in memory without a file.
 
-    Whoever writes a stamp has written before what it is of, and passes `FENCE` in between.
+    A writer stores the data first, then passes `FENCE`, then stores the stamp.
     """
 
     def __init__(self, slots: int, words: int, fd: int | None = None) -> None:
-        """`words` of 32 bits a mask. `fd` is the memory of another process; None: allocates."""
+        """A mask has `words` of 32 bits. `fd` is memory of another process; None: allocates."""
         layout: dict[str, tuple[tuple[int, ...], type[np.generic]]] = {
             "masks": ((slots, words + -words % ALIGNED_WORDS), np.int32),
             "ready": ((slots,), np.int64),
@@ -81,7 +82,7 @@ class MaskMemory:
         self.padded_masks: NDArray[np.int32] = arrays["masks"]  # [slots, words or a little more]
         self.masks: NDArray[np.int32] = self.padded_masks[:, :words]  # [slots, words]
         self.ready: NDArray[np.int64] = arrays["ready"]  # [slots]
-        # The text that must come next, as tokens; and the stamp of the first of them.
+        # The text that must come next, as tokens, and the stamp of the first token.
         self.forced: NDArray[np.int32] = arrays["forced"]  # [slots, MAX_FORCED]
         self.forced_counts: NDArray[np.int32] = arrays["forced_counts"]  # [slots]
         self.taken: NDArray[np.int64] = arrays["taken"]  # [slots]
@@ -89,21 +90,21 @@ class MaskMemory:
         self.failed: NDArray[np.int64] = arrays["failed"]  # [slots]
         self._message_sizes: NDArray[np.int32] = arrays["message_sizes"]  # [slots]
         self._messages: NDArray[np.uint8] = arrays["messages"]  # [slots, MESSAGE_BYTES]
-        # Written by the worker: tokens in a ring, each with its slot and the generation of its
-        # sequence; how many there were; and up to which of them each process has read.
+        # The worker writes tokens into a ring, each with its slot and the generation of its
+        # sequence, then their total number. `read` is the number that each process has read.
         self.tokens: NDArray[np.int32] = arrays["tokens"]  # [places, 3]
         self.written: NDArray[np.int64] = arrays["written"]  # [1]
         self.read: NDArray[np.int64] = arrays["read"]  # [MAX_PROCESSES]
 
     def put_tokens(self, begin: int, rows: NDArray[np.int32]) -> None:
-        """Writes `rows [n, 3]` into the ring; `begin` is how many there were before."""
+        """Writes `rows [n, 3]` into the ring; `begin` is the number of rows before them."""
         at = begin % len(self.tokens)
         head = self.tokens[at : at + len(rows)]
         head[:] = rows[: len(head)]
         self.tokens[: len(rows) - len(head)] = rows[len(head) :]
 
     def get_tokens(self, begin: int, end: int) -> NDArray[np.int32]:
-        """The rows of the ring from `begin` to `end`, `[end - begin, 3]`, until others come."""
+        """Rows `begin` to `end` of the ring, `[end - begin, 3]`, until they are overwritten."""
         at = begin % len(self.tokens)
         head = self.tokens[at : at + end - begin]
         rest = end - begin - len(head)

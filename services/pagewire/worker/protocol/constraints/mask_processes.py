@@ -33,7 +33,7 @@ def default_processes() -> int:
 
 
 class Events:
-    """One event for each mask process, raised when it has written something of a kind."""
+    """One event for each mask process, raised when the process has written one kind of data."""
 
     def __init__(self, processes: int) -> None:
         self.fds = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(processes)]
@@ -44,12 +44,12 @@ class Events:
         self.lost = False  # no more will be raised
 
     def wait_for(self, awaited: Callable[[], tuple[int, float | None] | None]) -> None:
-        """Returns when `awaited` returns None, or when time is over.
+        """Returns when `awaited` returns None, or when the time is over.
 
-        It returns a process that has something to do yet, and how many seconds there are for it;
-        None: any number. It is called again when that process has raised its event.
+        `awaited` returns a process to wait for, and the seconds that are left for it (None: no
+        limit). It is called again when that process has raised its event.
         """
-        if awaited() is None:  # no turn is needed: who has it may wait for what this thread does
+        if awaited() is None:  # without the lock: its holder may wait for this thread
             return
         with self._lock:
             while (waiting := awaited()) is not None:
@@ -62,7 +62,7 @@ class Events:
                     os.eventfd_read(self.fds[process])
 
     def set(self) -> None:
-        """Lets who waits look again."""
+        """Wakes all waiting threads so that they check again."""
         for fd in self.fds:
             os.eventfd_write(fd, 1)
 
@@ -81,7 +81,8 @@ class MaskProcesses:
         self._on_error = on_error
         self._closing = False
         self._process: subprocess.Popen[bytes] | None = None
-        # By process. Tokens have one event for all: many writes would take longer than a mask.
+        # A pipe for each process. Tokens have one event for all processes: many writes would take
+        # longer than a mask.
         self._starts = [Pipe(duplex=False) for _ in range(processes)]
         self._tokens = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = QueueThread("grammars", on_error)
@@ -104,7 +105,7 @@ class MaskProcesses:
             log_format=config.log_format,
         )
         given = [fd for each in options.processes for fd in each]
-        # One thread for each of the libraries that would start more: a fork has none of them.
+        # One thread for each of these libraries: a forked process would not have the others.
         threads = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1")
         self._process = subprocess.Popen(
             [sys.executable, "-m", mask_server.__name__, json.dumps(asdict(options))],
@@ -136,27 +137,27 @@ class MaskProcesses:
 
     @property
     def pid(self) -> int:
-        """The process that has started the others."""
+        """The id of the process that starts the others."""
         assert self._process is not None
         return self._process.pid
 
     def start(self, start: Start) -> None:
-        """Gives a slot to a sequence; does not wait."""
-        # A grammar may be longer than what a pipe takes at once.
+        """Assigns a slot to a sequence; does not wait."""
+        # A grammar may be longer than a pipe's buffer.
         self._thread.post(partial(self._send_start, start))
 
     def next_generation(self, slot: int) -> int:
-        """The number of a sequence that takes `slot`."""
+        """The generation of a new sequence in `slot`."""
         self._generations[slot] += 1
         return self._generations[slot]
 
     def advance(self, rows: Int32Array) -> None:
-        """Hands on `rows [n, 3]`: slots, generations, and tokens; -1 gives up a sequence."""
+        """Sends `rows [n, 3]`: slots, generations, and tokens; token -1 gives up a sequence."""
         memory, places = self.memory, len(self.memory.tokens)
         with self._sending:
             begin = int(memory.written[0])
             end = begin + len(rows)
-            # A process that lags so far behind is paused: sequences do not go on without masks.
+            # A process that lags this far is paused: sequences do not continue without masks.
             while end - int(memory.read[: self.count].min()) > places:
                 if self.masks_known.lost:
                     return
@@ -178,11 +179,11 @@ class MaskProcesses:
     def _send_start(self, start: Start) -> None:
         try:
             self._starts[self.of_slot(start.slot)][1].send(start)
-        except BrokenPipeError:  # `_watch` notices
+        except BrokenPipeError:  # `_watch` handles it
             log.error("a mask process does not read any more")
 
     def _watch(self) -> None:
-        """Ends the worker if the processes end before they are told to."""
+        """Ends the worker if the processes end before `close`."""
         assert self._process is not None
         status = self._process.wait()
         if not self._closing:

@@ -2,10 +2,10 @@
 
     python -m pagewire.worker.protocol.constraints.mask_server OPTIONS
 
-A worker starts one such process; `MaskProcesses` has the other end. It reads the model's tokenizer,
-says so in a line of standard output, and forks the processes that do the work, which share what it
-has read. Each serves some of the worker's slots and has an interpreter of its own: masks take time
-from no thread of the worker. It ends when the worker closes its pipes, or is gone.
+A worker starts one such process; `MaskProcesses` is the other end. This process reads the model's
+tokenizer, forks the processes that do the work, and writes `ready` to standard output. The forks
+share the tokenizer's memory. Each serves some of the worker's slots and has its own interpreter, so
+masks take no time from the worker's threads. All end when the worker ends or closes its pipes.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ from pagewire.worker.protocol.constraints.mask_memory import (
 from pagewire.worker.protocol.constraints.masked_sequence import MaskedSequence
 from pagewire.worker.protocol.constraints.prepared_sequence import PreparedSequence
 
-# Seconds after which a thread lets another one run. Masks are not to wait while a sequence begins.
+# The switch interval of threads, in seconds. Masks must not wait while a sequence begins.
 SWITCH_SECONDS = 1e-4
 
 # Grammars that a process compiles at the same time, so that a slow one delays few others.
@@ -52,14 +52,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """What a worker tells the process that it starts, as JSON in its argument."""
+    """The worker's settings for the process that it starts, as JSON in its argument."""
 
     model: str
     tokenizer: str | None
     vocab_size: int
     slots: int
     words: int
-    memory: int  # file descriptors, as the following
+    memory: int  # a file descriptor, like the next two fields
     tokens: int  # raised when there are tokens
     processes: list[tuple[int, int, int]]  # the pipe and the events of each, see `MaskServer`
     log_level: str
@@ -73,9 +73,9 @@ class Start:
     slot: int
     generation: int
     constraint: Constraint
-    prompt: Int32Array  # [tokens], as much of its end as is looked at
+    prompt: Int32Array  # [tokens], the last ones, for `begin_after`
     output: Int32Array  # [generated]
-    drafts: bool  # whether its forced tokens are asked for
+    drafts: bool  # whether its forced tokens are needed
 
 
 @dataclass(slots=True)
@@ -99,9 +99,9 @@ class MaskServer:
         masks_known: int,
         forced_known: int,
     ) -> None:
-        """The number of this process and of all; its slots have that remainder.
+        """`part` is the number of this process, and of all: its slots have that remainder.
 
-        `starts` is a pipe to read from, the others are eventfds to raise when something is known.
+        `starts` is a pipe to read from. The others are eventfds to raise when results are written.
         """
         self._grammars, self._memory = grammars, memory
         self._part = part
@@ -109,7 +109,7 @@ class MaskServer:
         self._masks_known, self._forced_known = masks_known, forced_known
         self._lock = Lock()  # of all below
         self._held: dict[int, _Held] = {}
-        # The latest generation of a slot that was given up: its start, on the pipe, may come later.
+        # By slot, the latest generation that was given up. Its start may still be on the pipe.
         self._dropped: dict[int, int] = {}
 
     def serve(self, tokens: int) -> None:
@@ -117,7 +117,7 @@ class MaskServer:
         Thread(target=partial(_or_end, self._read_starts), daemon=True).start()
         memory, (number, count) = self._memory, self._part
         raised = select.epoll()
-        # One write wakes all processes: by its edge, as the level is never lowered.
+        # Edge-triggered, so that one write wakes all processes; they never read the eventfd.
         raised.register(tokens, select.EPOLLIN | select.EPOLLET)
         read = 0
         while True:
@@ -128,7 +128,7 @@ class MaskServer:
                 memory.read[number] = read = written
                 if mine:
                     going = self.advance(mine)
-                    # While the device computes, and as long as no token has come.
+                    # While the device computes, until the next tokens arrive.
                     while going and memory.written[0] == read:
                         self._prepare(*going.pop())
 
@@ -142,7 +142,7 @@ class MaskServer:
                     self.begin(start)
                 elif (held := self._hold(start)) is not None:
                     compilers.submit(partial(_or_end, partial(self._begin, start, held)))
-        os._exit(0)  # the worker has ended, or wants no more masks
+        os._exit(0)  # the worker has ended, or needs no more masks
 
     def begin(self, start: Start) -> None:
         """Compiles the grammar of a sequence and computes its first mask."""
@@ -150,7 +150,7 @@ class MaskServer:
             self._begin(start, held)
 
     def _hold(self, start: Start) -> _Held | None:
-        """Gives a slot to a sequence; None if that was given up before."""
+        """Assigns a slot to a sequence; None if the sequence was given up before."""
         held = _Held(start.generation, start.drafts)
         with self._lock:
             if start.generation <= self._dropped.get(start.slot, -1):
@@ -190,10 +190,10 @@ class MaskServer:
         self._raise(held.drafts)
 
     def advance(self, rows: list[list[int]]) -> list[tuple[int, _Held, PreparedSequence]]:
-        """Takes tokens of slots, and computes the masks of the next ones.
+        """Takes tokens of slots, and computes the masks of the next tokens.
 
-        A row is a slot, the generation of its sequence and the token; -1: it has left. Returns the
-        sequences that go on.
+        A row is a slot, the generation of its sequence and the token; -1 gives up the sequence.
+        Returns the sequences that continue.
         """
         going: list[tuple[int, _Held, PreparedSequence]] = []
         drafts = False
@@ -226,7 +226,7 @@ class MaskServer:
                 os.eventfd_write(self._forced_known, 1)
             for slot, held, sequence in going:
                 try:
-                    # The device has used the mask before: it has drawn the token behind that.
+                    # The device no longer needs the old mask: it has drawn that token.
                     sequence.mask(self._memory.masks[slot])
                 except BaseException as error:
                     self._fail(slot, held, error)
@@ -236,7 +236,7 @@ class MaskServer:
         return going
 
     def _prepare(self, slot: int, held: _Held, sequence: PreparedSequence) -> None:
-        """Does some work of a sequence before its next token is here."""
+        """Does work of a sequence before its next token arrives."""
         with self._lock:
             if self._held.get(slot) is held and not held.drafts:
                 sequence.prepare(self._memory.masks[slot])
@@ -253,12 +253,12 @@ class MaskServer:
             self._memory.taken[slot] = stamp(held.generation, sequence.index)
 
     def _publish(self, slot: int, held: _Held, sequence: PreparedSequence) -> None:
-        """Says that the mask of a slot is that of the next token."""
+        """Stores the stamp: the mask of the slot is now that of the next token."""
         with FENCE:
             self._memory.ready[slot] = stamp(held.generation, sequence.index)
 
     def _fail(self, slot: int, held: _Held, error: BaseException) -> None:
-        """Ends a sequence alone, whatever the error is."""
+        """Ends only this sequence, for any error."""
         if not isinstance(error, GrammarError):
             log.error("a mask could not be computed", exc_info=error)
             error = GrammarError(f"its grammar could not be followed ({error}); simplify it")
@@ -266,7 +266,7 @@ class MaskServer:
         self._end(slot, held.generation)
 
     def _end(self, slot: int, generation: int) -> None:
-        """Lets later steps draw any token: none of them will be used."""
+        """Allows later steps any token: their tokens are not used."""
         self._held.pop(slot, None)
         self._memory.masks[slot] = -1
         with FENCE:
@@ -279,7 +279,7 @@ class MaskServer:
 
 
 def _or_end(call: Callable[[], None]) -> None:
-    """Runs a call of a thread; an error that nothing expects ends the process."""
+    """Runs a call of a thread; an unexpected error ends the process."""
     try:
         call()
     except BaseException:
@@ -289,7 +289,7 @@ def _or_end(call: Callable[[], None]) -> None:
 
 def main() -> int:
     options = ServerOptions(**json.loads(sys.argv[1]))
-    # The worker ends these processes, also where a signal goes to its whole group.
+    # The worker ends these processes, even if a signal goes to its whole process group.
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
     logs.configure("worker", options.log_level, options.log_format)

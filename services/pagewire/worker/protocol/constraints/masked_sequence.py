@@ -1,4 +1,4 @@
-"""The constraint of one sequence, and how far its output has satisfied it."""
+"""The constraint of one sequence, and its state after the output so far."""
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
@@ -15,7 +15,7 @@ from pagewire.worker.protocol.constraints.token_bans import (
 )
 from pagewire.worker.protocol.constraints.token_matcher import TokenMatcher
 
-# Prompt tokens that are looked at for `begin_after`.
+# The last prompt tokens, which are checked for `begin_after`.
 PROMPT_TAIL = 64
 
 
@@ -46,7 +46,7 @@ class MaskedSequence:
         # The text after which the matcher begins; None once it has begun.
         self._awaited: bytes | None = constraint.begin_after.encode() or None
         self._tail = b""
-        # Whether the matcher's mask needs no change: nothing else allows or excludes a token.
+        # Whether the matcher's mask needs no change, as nothing else allows or excludes tokens.
         self._plain = False
         if constraint.grammar:
             tokenizer = self._tokenizer = grammars.tokenizer
@@ -61,7 +61,7 @@ class MaskedSequence:
 
     @property
     def matcher(self) -> LLMatcher | None:
-        """What computes the mask of the next token; None before `begin_after`."""
+        """The matcher that computes the mask of the next token; None before `begin_after`."""
         whole = self._matcher
         return None if self._awaited is not None or whole is None else whole.current
 
@@ -87,7 +87,7 @@ class MaskedSequence:
             self._matcher.catch_up()
 
     def forced_tokens(self) -> list[int]:
-        """The tokens of the text that must come next, as the tokenizer cuts it; empty if none."""
+        """The tokens of the text that must come next, as the tokenizer splits it; may be empty."""
         if self.ended:
             return []
         if self._budget is not None and (forced := self._budget.forced_token) is not None:
@@ -97,7 +97,7 @@ class MaskedSequence:
         return self._matcher.forced_tokens()
 
     def narrow(self, mask: Words) -> None:
-        """Narrows `mask [words]`, which `matcher` has computed; if that is None, writes it.
+        """Narrows `mask [words]`, which `matcher` has computed; writes it if `matcher` is None.
 
         GrammarError if no token is left.
         """
@@ -155,7 +155,8 @@ class MaskedSequence:
             self._tail = self._tail[-len(awaited) :]
             return
         self._awaited = None
-        # The token may go on behind the text. The matcher gets the rest if the grammar allows it.
+        # The token may contain more than the text. The matcher gets the rest if the grammar allows
+        # it.
         rest = self._tail[at + len(awaited) :]
         if rest and self._matcher is not None:
             tokens = self._tokenizer.tokenize_bytes(rest)
@@ -173,5 +174,5 @@ class MaskedSequence:
 
 
 def _ends_with(tokenizer: LLTokenizer, prompt: Int32Array, text: bytes) -> bool:
-    """Whether a prompt ends with a text, white space aside."""
+    """Whether a prompt ends with a text, without trailing white space."""
     return tokenizer.decode_bytes(prompt[-PROMPT_TAIL:].tolist()).rstrip().endswith(text.rstrip())

@@ -1,4 +1,4 @@
-"""Which JSON grammars have strings that any plain characters may continue, up to their length."""
+"""Finds JSON grammars whose strings allow all plain characters, up to their length."""
 
 import json
 import re
@@ -15,12 +15,12 @@ _OPTIONS = frozenset(("whitespace_pattern", "lenient", "coerce_one_of"))
 
 
 def probe_of(grammar: str) -> str | None:
-    """A character that shows how many plain characters may come, the probe; None if none does.
+    """The probe, a character that shows how many plain characters may come; None if none does.
 
     The plain characters are those that JSON strings need not escape, except DEL. Where the grammar
-    takes k probes and no more, it takes every text of at most k plain characters and no longer one:
-    only strings without a pattern take a probe, and strings that may come in their place are not
-    longer.
+    accepts at most k probes, it accepts every text of at most k plain characters, and no longer
+    text. The reason: only strings without a pattern accept a probe, and other strings that may come
+    in their place are not longer.
     """
     try:
         (part,) = json.loads(grammar)["grammars"]
@@ -39,7 +39,7 @@ def probe_of(grammar: str) -> str | None:
 
 
 def _has_plain_strings(schema: dict[str, Any]) -> bool:
-    """Whether the strings of a schema are as `probe_of` says."""
+    """Whether the strings of a schema satisfy the conditions in `probe_of`."""
     choices = shaped = False
     bounds, lengths = [], [0]
     for each in schemas_in(schema):

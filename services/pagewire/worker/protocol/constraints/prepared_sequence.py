@@ -10,16 +10,16 @@ from pagewire.worker.protocol.constraints.masked_sequence import MaskedSequence
 class PreparedSequence:
     """Computes the masks of a `MaskedSequence`, some of them before they are needed.
 
-    Where a mask allows one token, that one comes next: so the mask behind it is computed while the
+    If a mask allows only one token, that token comes next. The mask after it is computed while the
     device draws it.
     """
 
     def __init__(self, sequence: MaskedSequence) -> None:
         self._sequence = sequence
-        # The token that must come; None if `_sequence` has none that was not drawn.
+        # The token that `_sequence` has and the device has not drawn yet; None if there is none.
         self._expected: int | None = None
         self._error: BaseException | None = None  # of `prepare`
-        self._next: Int32Array | None = None  # that mask, in memory that is kept
+        self._next: Int32Array | None = None  # the mask after `_expected`; the memory is reused
         self._known = False  # whether `_next` is the mask of the next token
 
     @property
@@ -48,7 +48,7 @@ class PreparedSequence:
             )
 
     def forced_tokens(self) -> list[int]:
-        """See `MaskedSequence`; not behind `prepare`."""
+        """See `MaskedSequence`. Do not call it after `prepare`."""
         return self._sequence.forced_tokens()
 
     def mask(self, mask: Int32Array) -> None:
@@ -59,7 +59,7 @@ class PreparedSequence:
             self._compute(mask)
 
     def prepare(self, mask: Int32Array) -> None:
-        """Spares later calls some work. `mask` is that of the next token."""
+        """Does work ahead of later calls. `mask` is that of the next token."""
         if self._expected is not None:
             return
         try:
@@ -82,7 +82,7 @@ class PreparedSequence:
 
 
 def _only_token(mask: Int32Array) -> int | None:
-    """The token that a mask allows; None if it allows others, too."""
+    """The only token that a mask allows; None if it does not allow exactly one."""
     if np.count_nonzero(mask) != 1:
         return None
     index = int((mask != 0).argmax())

@@ -6,7 +6,7 @@ from pagewire.worker.protocol.constraints.constraint import Constraint
 
 
 class ReasoningBudget:
-    """Counts the tokens of the reasoning, and says when its end must come.
+    """Counts the tokens of the reasoning, and forces its end at the limit.
 
     Its state depends on the tokens alone.
     """
@@ -16,7 +16,7 @@ class ReasoningBudget:
         self._begin = constraint.reasoning_begin.encode()  # empty once the reasoning has begun
         self._end = constraint.reasoning_end.encode()
         self._end_ids = constraint.reasoning_end_ids.tolist()
-        self._left = constraint.max_reasoning_tokens  # below 0: so many tokens of the end have come
+        self._left = constraint.max_reasoning_tokens  # below 0: minus the tokens of the end so far
         self._text = b""
         self._over = False
 

@@ -1,8 +1,8 @@
 """The masks of the constrained slots of one stream.
 
-The mask of token N+1 depends on token N, which the worker knows first. Once a step is done, its
-tokens go to the mask processes (`StepMasks.advance`), which compute the next masks while the layers
-of the next step run. Only sampling waits for them (`StepMasks.wait`).
+The mask of token N+1 depends on token N, which the worker samples. After each step its tokens go to
+the mask processes (`StepMasks.advance`), which compute the next masks while the layers of the next
+step run. Only sampling waits for the masks (`StepMasks.wait`).
 """
 
 import time
@@ -20,8 +20,8 @@ from pagewire.worker.protocol.constraints.mask_server import Start
 from pagewire.worker.protocol.constraints.masked_sequence import PROMPT_TAIL
 from pagewire.worker.protocol.constraints.token_bans import Words
 
-# Seconds that sampling waits for grammars that are being compiled. A row that has none by then
-# fails, so that it does not hold up the other rows for longer.
+# Seconds that sampling waits for grammars that are being compiled. After that the row fails, so
+# that it does not delay the other rows further.
 MAX_WAIT = 0.2
 
 _TOO_SLOW = f"its grammar was not ready within {MAX_WAIT:g} s of its step"
@@ -41,19 +41,19 @@ class SlotMasks:
     """The constrained slots of one stream."""
 
     def __init__(self, processes: MaskProcesses, drafts: bool = False) -> None:
-        """`drafts`: whether `StepMasks.forced` is asked for."""
+        """`drafts`: whether `StepMasks.forced` will be called."""
         slots = processes.memory.slots
         self._drafts = drafts
         self._processes = processes
         self.memory = processes.memory
         self._generations = np.zeros(slots, np.int64)  # of the slots' sequences
-        # The last stamps of sequences that were given up. Their process will write them, too.
+        # The last stamps of sequences that were given up. Their processes will write them, too.
         self._given_up = np.zeros(slots, np.int64)
 
     def start(
         self, slot: int, constraint: Constraint, prompt: Int32Array, output: Int32Array
     ) -> None:
-        """Gives a slot a constrained sequence; its grammar is compiled by a mask process."""
+        """Assigns a slot to a constrained sequence; a mask process compiles its grammar."""
         generation = self._processes.next_generation(slot)
         self._generations[slot] = generation
         tail = prompt[-PROMPT_TAIL:].copy()
@@ -75,7 +75,7 @@ class SlotMasks:
     def of_rows(self, rows: Int32Array, slots: Int32Array) -> "MaskedRows":
         """The constrained sampling rows `[n]` of steps, whose slots are `slots [n]`.
 
-        They are the same for all steps with these rows, as long as no slot gets a new sequence.
+        The result is valid for all steps with these rows, until a slot gets a new sequence.
         """
         generations = self._generations[slots]
         sent = np.empty((len(slots), 3), np.int32)
@@ -93,7 +93,7 @@ class SlotMasks:
             step.failures.append(MaskFailure(int(step.rows[row]), message, False, name))
 
     def _wait(self, step: "StepMasks") -> NDArray[np.int64]:
-        """Returns the rows that it has given up."""
+        """Waits, and returns the rows that it has given up."""
         late: NDArray[np.int64] = np.empty(0, np.int64)
         if (self.memory.ready[step.slots] >= step.stamps).all():  # as after a step on a GPU
             return late
@@ -106,7 +106,7 @@ class SlotMasks:
                 return None
             slots = step.slots[late]
             compiled = self.memory.ready[slots] >= step.firsts[late]
-            # The tokens before may take as long as their step does; compiling may not.
+            # Earlier tokens may take as long as their step does; compiling may not.
             left = None if compiled.any() else deadline - time.monotonic()
             return self._processes.of_slot(int(slots[compiled.argmax()])), left
 
@@ -126,7 +126,7 @@ class SlotMasks:
         memory, deadline = self.memory, time.monotonic() + MAX_WAIT
 
         def awaited() -> tuple[int, float] | None:
-            # Only for the tokens before, not for masks and not for compiling.
+            # Only for earlier tokens, not for masks and not for compiling.
             taken = self._reached(step.slots, memory.taken)
             late = (taken < step.stamps) & (memory.ready[step.slots] >= step.firsts)
             if not late.any():
@@ -155,11 +155,11 @@ class SlotMasks:
         self._processes.forced_known.set()
 
     def _reached(self, slots: Int32Array, stamps: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The stamps `[n]` up to which nobody waits for slots."""
+        """The stamps `[n]` that slots have reached; no thread waits for an earlier one."""
         return np.maximum(stamps[slots], self._given_up[slots])
 
     def _give_up(self, step: "StepMasks", rows: NDArray[np.intp]) -> None:
-        """Lets later steps draw any token for some rows of `step`: none of them will be used."""
+        """Allows later steps any token for some rows of `step`: their tokens are not used."""
         sent = step.sent[rows]
         for slot, generation, _ in sent.tolist():
             if self._generations[slot] == generation:
@@ -175,17 +175,17 @@ class MaskedRows:
     rows: Int32Array  # [n], ascending
     slots: Int32Array  # [n], the rows of `StepMasks.words` that have their masks
     firsts: NDArray[np.int64]  # [n], the stamps of the first tokens of the sequences
-    sent: Int32Array  # [n, 3], what gives up the sequences, see `MaskProcesses.advance`
+    sent: Int32Array  # [n, 3], rows that give up the sequences, see `MaskProcesses.advance`
 
     def at(self, indices: Int32Array) -> "StepMasks":
-        """The masks of a step; `indices` of the tokens of all sampling rows in their outputs."""
+        """The masks of a step; `indices` are those of all sampling rows' tokens in the outputs."""
         stamps = self.firsts + indices[self.rows]
         return StepMasks(self.owner, self.rows, self.slots, self.firsts, self.sent, stamps)
 
 
 @dataclass(slots=True, eq=False)
 class StepMasks:
-    """The masks of one step: a backend waits for them, the executor hands on the tokens."""
+    """The masks of one step: a backend waits for them, the executor passes the tokens on."""
 
     owner: SlotMasks
     rows: Int32Array  # [n], ascending
@@ -203,27 +203,27 @@ class StepMasks:
         return self.owner.memory.masks
 
     def forced(self) -> dict[int, list[int]]:
-        """The next tokens of rows whose grammars force some, by slot, as the tokenizer cuts them.
+        """The forced next tokens, by slot, of rows whose grammars force a text.
 
-        They are guesses: the same text may be cut in other ways. Waits for the tokens before them.
+        They are guesses: the same text may have other tokens. Waits for the tokens before them.
         """
         return self.owner.forced(self)
 
     def wait(self) -> None:
-        """Returns once the masks are known. A failed row, noted in `failures`, has any token."""
+        """Waits for the masks. A failed row is added to `failures`; its token has no meaning."""
         with self._lock:
             if not self._known:
                 self.owner.wait(self)
                 self._known = True
 
     def compiles(self) -> bool:
-        """Whether some grammar is being compiled, so that its row may fail."""
+        """Whether a grammar is still being compiled, so that its row may fail."""
         return self.owner.compiles(self)
 
     def advance(self, tokens: Int32Array) -> None:
-        """Hands on the tokens of all sampling rows, -1 for a failed one."""
+        """Sends the tokens of all sampling rows to the mask processes, -1 for a failed row."""
         self.owner.advance(self, tokens[self.rows])
 
     def abandon(self) -> None:
-        """The step has failed, and with it the sequences: later steps do not wait for them."""
+        """Gives up the sequences of a failed step: later steps do not wait for their masks."""
         self.owner.abandon(self)

@@ -1,4 +1,4 @@
-"""The tokens of a vocabulary as they come within strings of JSON."""
+"""The tokens of a vocabulary within strings of JSON."""
 
 from collections.abc import Sequence
 
@@ -8,16 +8,16 @@ from llguidance import LLTokenizer, TokenizerWrapper
 from pagewire.packing import Int32Array
 from pagewire.worker.protocol.constraints.token_bans import Words
 
-# Characters of tokens that are not plain: those that JSON escapes in strings, and DEL, which JSON
-# does not.
+# Characters that are not plain: those that JSON escapes in strings, and DEL, which JSON does not
+# escape.
 _SPECIAL = frozenset('"\\\x7f') | frozenset(map(chr, range(0x20)))
 
-# Where a text of JSON ends: outside of strings, in one, or behind a backslash in one.
+# Where a text of JSON ends: outside of strings, in a string, or after a backslash in a string.
 OUTSIDE, INSIDE, ESCAPED = range(3)
 
 
 class StringTokens:
-    """The plain tokens of a vocabulary: all their characters may stand in a string unescaped.
+    """The plain tokens of a vocabulary: a string may contain all their characters unescaped.
 
     Within a string that may have k more characters, plain tokens of at most k characters are
     allowed. Only the other tokens need a matcher, and they are few.
@@ -31,7 +31,7 @@ class StringTokens:
         self._of_byte = {text[0]: token for text, token in tokens.items() if len(text) == 1}
         lengths = [_plain_length(text) for text in texts]
         for token, text in enumerate(texts):
-            if tokens[text] != token:  # of tokens with one text, a matcher may allow only one
+            if tokens[text] != token:  # of tokens with the same text, a matcher may allow one
                 lengths[token] = lengths[tokens[text]] = 0
             elif lengths[token] and not self._of_byte.keys() >= set(text):
                 lengths[token] = 0
@@ -49,9 +49,8 @@ class StringTokens:
             eos_token=tokenizer.eos_tokens,
             slices=[],
         )
-        # [3, vocabulary], where a text ends that a token continues, by the place before;
-        # outside of strings for a special token. A text without quotes and backslashes changes the
-        # place only if it ends an escape.
+        # [3, vocabulary], the place after a token, by the place before it; OUTSIDE for a special
+        # token. A text without quotes and backslashes changes the place only if it ends an escape.
         self.after = [bytearray([place]) * len(texts) for place in (OUTSIDE, INSIDE, INSIDE)]
         for token, text in enumerate(texts):
             if not text or b'"' in text or b"\\" in text:
@@ -80,7 +79,7 @@ class StringTokens:
 
 
 class _Vocabulary:
-    """What TokenizerWrapper asks of a tokenizer."""
+    """The interface of a tokenizer for TokenizerWrapper."""
 
     bos_token_id = None
 
@@ -90,12 +89,12 @@ class _Vocabulary:
         self.special_token_ids = [i for i, text in enumerate(tokens) if whole.is_special_token(i)]
 
     def __call__(self, text: bytes) -> list[int]:
-        """Never called: a matcher would cut forced text with it, and plain strings have none."""
+        """Never called: a matcher would split forced text with it, and plain strings have none."""
         raise NotImplementedError
 
 
 def _bytes_of(tokenizer: LLTokenizer, token: int) -> bytes:
-    """The text of a token; empty for a special one, which no string of JSON has."""
+    """The text of a token; empty for a special token, which no string of JSON contains."""
     return b"" if tokenizer.is_special_token(token) else tokenizer.decode_bytes([token])
 
 

@@ -20,7 +20,7 @@ class TokenBans:
         if len(constraint.allowed_token_ids):
             self._static[:] = 0
             set_bits(self._static, constraint.allowed_token_ids.astype(np.int64))
-        # Banned sequences, by their last token but one: all tokens but the last, and the last.
+        # Banned sequences by their second-to-last token: all tokens before the last, and the last.
         self._bans: dict[int, list[tuple[list[int], int]]] = defaultdict(list)
         longest = 1
         for *before, last in constraint.banned():
@@ -42,7 +42,7 @@ class TokenBans:
         self._recent.append(token)
 
     def narrow(self, mask: Words) -> None:
-        """Clears the bits of `mask [words]` of tokens that must not come next."""
+        """Clears the bits in `mask [words]` of tokens that must not come next."""
         np.bitwise_and(mask, self._static, out=mask)
         if not self._recent or self._recent[-1] not in self._bans:
             return

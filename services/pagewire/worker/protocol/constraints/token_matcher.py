@@ -7,26 +7,27 @@ from llguidance import LLMatcher
 from pagewire.worker.protocol.constraints.string_tokens import INSIDE, OUTSIDE, StringTokens
 from pagewire.worker.protocol.constraints.token_bans import Words
 
-# Tokens that the other matcher gets at once: a call for each would take twice as long.
+# The fewest tokens that the other matcher gets at once: a call for each token would take twice as
+# long.
 _AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class StringMatcher:
-    """What matches a grammar within its plain strings, see `probe_of`."""
+    """Matches a grammar within its plain strings, see `probe_of`."""
 
-    others: LLMatcher  # of all tokens but plain ones
+    others: LLMatcher  # of all tokens except plain ones
     tokens: StringTokens
     probes: list[int]
 
 
 class TokenMatcher:
-    """Follows an output and says which tokens may come next.
+    """Follows an output and determines which tokens may come next.
 
-    Most of a vocabulary may come within a string, and a mask looks at each token. If the grammar
-    takes all plain characters there, a second matcher finds the few other tokens that may come.
-    Only one of the two has all tokens so far; the other gets them when it is needed, or before
-    that in `catch_up`.
+    Within a string, most tokens of a vocabulary may come, and a mask examines each. If the grammar
+    accepts all plain characters there, a second matcher finds the few other tokens that may come.
+    Only one of the two matchers has all tokens so far. The other gets them when it is needed, or
+    earlier in `catch_up`.
     """
 
     def __init__(self, whole: LLMatcher, string: StringMatcher | None = None) -> None:
@@ -35,8 +36,8 @@ class TokenMatcher:
         self._string = string
         self._place = OUTSIDE
         self._behind: list[int] = []  # tokens that `current` has and the other matcher has not
-        # Above 0: `current` is `others`, and so many plain characters may come; if `_bounded`, no
-        # more may.
+        # Above 0: `current` is `others`, and this many plain characters may come. If `_bounded`,
+        # more are not allowed.
         self._left = 0
         self._bounded = False
 
@@ -48,7 +49,7 @@ class TokenMatcher:
         return TokenMatcher(self.whole.deep_copy(), string)
 
     def consume(self, token: int) -> bool:
-        """Takes the next token; False if the grammar does not allow it, or gives up."""
+        """Takes the next token; False if the grammar does not allow it or a matcher gives up."""
         string = self._string
         if string is None:
             return self.whole.consume_token(token)
@@ -56,14 +57,14 @@ class TokenMatcher:
         place = self._place = tokens.after[before][token]
         self._behind.append(token)
         if not self._left:
-            # In a string whose next characters are a literal, plain tokens change nothing. Behind a
+            # In a string whose next characters are a literal, plain tokens change nothing. After a
             # backslash they may.
             looks = place == INSIDE and not (before == INSIDE and tokens.lengths[token])
             return self.whole.consume_token(token) and (not looks or self._look(string))
         if place != INSIDE:
             self._left = 0
             taken = self._switch(string)
-            self._behind.append(token)  # `others` has not seen it
+            self._behind.append(token)  # `others` does not have it
             return taken
         if not string.others.consume_tokens(tokens.spelled(token)):
             return False
@@ -83,9 +84,9 @@ class TokenMatcher:
             self._string.tokens.allow(mask, self._left)
 
     def catch_up(self) -> None:
-        """Spares later calls of `consume` some work; call it when nobody waits."""
+        """Does work ahead of `consume`; call it when no mask is due."""
         if self._string is not None and len(self._behind) >= _AT_ONCE:
-            # An error keeps: it is found when the matcher is needed.
+            # An error is not lost: it appears when the matcher is needed.
             self._hand_on(self._string)
 
     def _look(self, string: StringMatcher) -> bool:
@@ -104,7 +105,7 @@ class TokenMatcher:
         return taken
 
     def _hand_on(self, string: StringMatcher) -> bool:
-        """Gives the other matcher the tokens that `current` has; False if it gives up."""
+        """Sends the other matcher the tokens that it lacks; False if it gives up."""
         behind, self._behind = self._behind, []
         if self.current is string.others:
             return self.whole.consume_tokens(behind)

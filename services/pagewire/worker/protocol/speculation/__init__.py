@@ -1,1 +1,1 @@
-"""Guesses of a sequence's next tokens: which, and how many. Not here: the rows of steps."""
+"""Drafts of a sequence's next tokens, and their number. Not here: the rows of steps."""

@@ -2,7 +2,7 @@
 
 A draft adds a row to this step. If it is right, it saves the sequence's row in a later step. A step
 of n rows takes the time of about `FIXED_ROWS + n` rows, so each row's share of a step is the time
-of `(FIXED_ROWS + n) / n` rows. So a draft pays if it is right with a probability above
+of `(FIXED_ROWS + n) / n` rows. A draft pays if it is right with a probability above
 `n / (FIXED_ROWS + n)`; `ROUND_COST` raises that bound. A draft of a draft model also costs a step
 of that model, which is counted as a part of the whole step's time.
 """
@@ -14,15 +14,15 @@ FIXED_ROWS = 9
 ROUND_COST = 1.15
 # Each result reduces the weight of earlier ones by this factor.
 MEMORY = 0.8
-# The rate before the first results counts as much as the results of so many drafts.
+# The rate before the first results counts as much as the results of this many drafts.
 TRIED_BEFORE = 2.0
-# A sequence without drafts tries one after so many steps, then after twice as many, and so on.
+# A sequence without drafts tries one after this many steps, then after twice as many, and so on.
 FIRST_PAUSE = 16
 LONGEST_PAUSE = 256
 
 
 class DraftLength:
-    """The draft length of one drafter for one sequence, by the load and by its earlier drafts."""
+    """The draft length of one drafter for one sequence, from the load and its earlier drafts."""
 
     __slots__ = ("_cost", "_left", "_most", "_pause", "_right", "_tried")
 
@@ -42,7 +42,7 @@ class DraftLength:
 
     @property
     def rate(self) -> float:
-        """The part of the latest drafts that was right; drafts behind a wrong one do not count."""
+        """The part of the latest drafts that was right; drafts after a wrong one do not count."""
         return self._right / self._tried
 
     def next(self, rows: int) -> int:
@@ -67,7 +67,7 @@ class DraftLength:
 
     def observe(self, drafted: int, accepted: int) -> None:
         """Takes a step's result: `accepted` of its `drafted` drafts, at least 1, were right."""
-        # Drafts behind the first wrong one were not checked.
+        # Drafts after the first wrong one were not checked.
         self._tried = MEMORY * self._tried + min(accepted + 1, drafted)
         self._right = MEMORY * self._right + accepted
         if accepted:

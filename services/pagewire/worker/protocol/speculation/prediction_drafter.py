@@ -1,4 +1,4 @@
-"""Drafts from the client's own guess of the output: what follows the place that it has reached."""
+"""Drafts from the client's own prediction: the tokens after the place that the output reached."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from pagewire.packing import Int32Array
 # How many tokens at the end of the output must be in the prediction, and how many are compared.
 SHORTEST_MATCH = 3
 LONGEST_MATCH = 24
-# Up to so many tokens behind the place where an edit began, one equal token is a match: most edits
+# Up to this many tokens after the place where an edit began, one equal token is a match: most edits
 # replace only a few tokens.
 NEAR = 12
 
@@ -62,9 +62,9 @@ class PredictionDrafter:
         return self._tokens[self._at : self._at + max(0, most)]
 
     def _search(self) -> int | None:
-        """The place behind the longest match of the output's end; None if no match is good enough.
+        """The place after the longest match of the output's end; None if no match is good enough.
 
-        Of several longest matches, the first one behind the edit counts. A match shorter than
+        Of several longest matches, the first one after the edit counts. A match shorter than
         `SHORTEST_MATCH` counts only near the edit.
         """
         tokens, recent = self._tokens, self._recent

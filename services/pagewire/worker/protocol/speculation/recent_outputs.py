@@ -1,7 +1,7 @@
 """Drafts from recent outputs of the same cache salt.
 
 Each salt has an object of its own, so no draft shows tokens of another salt, as with the prefix
-cache. Memory is bounded by `MAX_SALTS` times 384 KiB. A salt takes none before its first output.
+cache. The memory is at most `MAX_SALTS` times 384 KiB. A salt uses none before its first output.
 """
 
 from collections import OrderedDict
@@ -21,7 +21,7 @@ MAX_SALTS = 64
 
 _FACTOR = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio, as in Fibonacci hashing
 _WORD = (1 << 64) - 1
-_END = -1  # behind the tokens of each output
+_END = -1  # after the tokens of each output
 _NONE = np.empty(0, np.int32)
 
 
@@ -36,11 +36,11 @@ class RecentOutputs:
     __slots__ = ("_end", "_older_end", "_places", "_tokens")
 
     def __init__(self) -> None:
-        # Zeros take no memory before they are written; none is read before that.
+        # Zeros use no memory before they are written, and are not read before that.
         self._tokens = np.zeros(CAPACITY, np.int32)
         self._places = np.zeros(1 << _BITS, np.int32)
         self._end = 0
-        # Behind the older tokens that have not been overwritten yet, which begin at `_end`.
+        # The end of the older tokens that are not overwritten yet; they begin at `_end`.
         self._older_end = 0
 
     def add(self, tokens: Int32Array) -> None:
@@ -54,11 +54,11 @@ class RecentOutputs:
         self._tokens[begin:end] = tokens
         self._tokens[end] = _END
         self._end = end + 1
-        # Behind each run; nothing follows the last one.
+        # The places after each run; nothing follows the last run.
         self._places[_slots(tokens[:-1])] = np.arange(begin + MATCH, end, dtype=np.int32)
 
     def latest(self, most: int) -> Int32Array:
-        """At most `most` of the latest tokens `[n]`; behind each output is the token -1."""
+        """At most `most` of the latest tokens `[n]`; the token -1 follows each output."""
         older = self._tokens[self._end : self._older_end]
         newer = self._tokens[: self._end]
         if len(newer) < most:
@@ -66,7 +66,7 @@ class RecentOutputs:
         return newer[-most:].copy()
 
     def draft(self, last: Int32Array, most: int) -> Int32Array:
-        """At most `most` tokens `[n]` that followed `last [MATCH]` when it was seen last."""
+        """At most `most` tokens `[n]` that followed the latest occurrence of `last [MATCH]`."""
         place = int(self._places[_slot(last)])
         found = self._tokens[place - MATCH : place]
         if place < MATCH or not np.array_equal(found, last):

@@ -1,12 +1,12 @@
 """How many rows a step on a GPU has, and which sequences draft in them.
 
-A step with more rows takes longer and may give more tokens. The number of rows is chosen that gives
-the most tokens a second, by the step times that were measured when the worker started. Each
-sequence has one row; the others go to the drafts that are most likely to be right. If the drafts of
-a sequence are right with probability p, its first j drafts are all right with probability p^j.
+A step with more rows takes longer and may return more tokens. `RowChoice` chooses the number of
+rows with the most tokens a second, from step times measured at the worker's start. Each sequence
+has one row; the other rows go to the drafts that are most likely to be right. If the drafts of a
+sequence are right with probability p, its first j drafts are all right with probability p^j.
 
-A draft model runs before the step: once for each draft of the sequence with the most, and once more
-for the last one's KV. So the most drafts of a sequence are chosen, too.
+A draft model runs before the step: once for each draft of the sequence with the most drafts, and
+once more for the last draft's KV. So `RowChoice` also limits the drafts of a sequence.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 GAIN = 1.03
 # Drafts less likely than this are left out of all steps, because their rows cost attention.
 MIN_PROBABILITY = 0.1
-# Up to so many sequences drafts are chosen in each step, not once for several steps.
+# Up to this many sequences, drafts are chosen in each step, not once for several steps.
 FEW_SEQUENCES = 16
 # With a draft model, these numbers are compared as the most drafts of a sequence.
 DEPTHS = (1, 2, 3, 5, 8, 15)
@@ -36,7 +36,7 @@ class RowCosts:
     rows: Int32Array  # [n], the numbers of rows that a step may have, ascending
     seconds: Floats  # [n], the time of such a step without attention
     token_seconds: float  # the time of a row's attention to one KV token
-    # [n], the time of a draft model's pass for so many sequences. None: there is no draft model.
+    # [n], the time of a draft model's pass for `rows` sequences. None: there is no draft model.
     passes: Floats | None = None
 
 
@@ -70,7 +70,7 @@ class RowChoice:
     def _with_passes(
         self, rates: Floats, most: Int32Array, kv_tokens: float, passes: Floats
     ) -> Int32Array:
-        """`lengths` beside a draft model whose passes take so long; see `RowCosts.passes`."""
+        """`lengths` with a draft model whose passes take `passes`; see `RowCosts.passes`."""
         at = min(int(np.searchsorted(self._costs.rows, len(rates))), len(passes) - 1)
         one = float(passes[at])
         best, speed = self._chosen(rates, np.zeros_like(most), kv_tokens, one)
@@ -83,7 +83,7 @@ class RowChoice:
         return best
 
     def _least_rate(self, sequences: int) -> float:
-        """A rate below which no draft of so many sequences pays.
+        """A rate below which no draft of `sequences` sequences pays.
 
         Found by bisection for sequences that all have this rate, and no KV to attend to.
         """
@@ -103,7 +103,7 @@ class RowChoice:
     ) -> tuple[Int32Array, float]:
         """`lengths`, after a comparison of all numbers of rows, and the tokens a second.
 
-        Each of them takes `more_seconds` more than `RowCosts` says.
+        Each step takes `more_seconds` in addition to the time in `RowCosts`.
         """
         sequences, costs = len(rates), self._costs
         first = int(np.searchsorted(costs.rows, sequences))

@@ -1,11 +1,11 @@
-"""The drafts of one sequence, made by the first drafter that has some.
+"""The drafts of one sequence, made by the first drafter that has any.
 
 The order is: the tokens that the grammar forces, the client's prediction, the sequence's own
 tokens, recent outputs of its salt, the draft model. There are two exceptions. Only the draft model
-takes time; it comes before the sequence's own tokens and recent outputs where it is right often
-enough to pay for that. Another drafter's drafts replace those of the grammar if they begin with the
-same tokens and are longer. All drafts of a row come from one drafter, and their results set how
-many it makes next.
+takes time; it comes before the sequence's own tokens and recent outputs if it is right often enough
+to pay for that time. Another drafter's drafts replace those of the grammar if they begin with the
+same tokens and are longer. All drafts of a row come from one drafter, and their results set the
+number of its next drafts.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from pagewire.worker.protocol.speculation.suffix_drafter import SuffixDrafter
 # Output tokens that are added to the recent outputs together.
 PUBLISHED = 64
 # The part of the drafts that counts as right before the first results, for two drafters: clients
-# predict what they expect, and forced text can be cut into tokens in few ways.
+# predict what they expect, and forced text can be split into tokens in few ways.
 LIKELY_RIGHT = 0.9
 
 NO_DRAFTS = np.empty(0, np.int32)
@@ -32,7 +32,7 @@ NO_DRAFTER = int(pb.DRAFTER_UNSPECIFIED)
 
 
 class SequenceDrafts:
-    """The drafters of one sequence. `drafter` is the one that made the latest drafts."""
+    """The drafters of one sequence. `drafter` made the latest drafts."""
 
     __slots__ = (
         "_grammar_length",
@@ -61,8 +61,8 @@ class SequenceDrafts:
 
         Args:
             known: `[n]`, the tokens of its prompt and of its output so far.
-            num_prompt: how many of them are the prompt's.
-            prediction: `[m]`, the client's prediction; empty if it gave none.
+            num_prompt: the number of prompt tokens.
+            prediction: `[m]`, the client's prediction; may be empty.
             recent: the recent outputs of its salt.
             most: the most drafts of a row.
             model_cost: see `Limits.draft_cost`; None without a draft model.
@@ -140,7 +140,7 @@ class SequenceDrafts:
         """Adds the latest output tokens to the recent outputs."""
         known = self._suffix.tokens
         if len(known) > self._published:
-            # With the `MATCH` tokens before them, which find the first of them.
+            # With the `MATCH` tokens before them, so that a search can find the first new token.
             self._recent.add(known[max(0, self._published - MATCH) :])
             self._published = len(known)
 

@@ -1,8 +1,7 @@
-"""What running sequences have generated, until they end and others may draft from it.
+"""Outputs of running sequences, until they end and other sequences may draft from them.
 
-For backends that draft on the device: it gets recent outputs when a sequence starts, and does not
-look for later ones. So an output joins the recent outputs of its salt as a whole, and steps only
-queue their results.
+For backends that draft on the device: the device gets recent outputs only when a sequence starts.
+So an output joins the recent outputs of its salt as a whole, and steps only queue their results.
 """
 
 import numpy as np
@@ -14,7 +13,7 @@ from pagewire.worker.protocol.speculation.recent_outputs import MATCH, RecentByS
 # Tokens of recent outputs that the device searches for a sequence, two tiles. With recorded JSON a
 # step has 7 % fewer tokens with 1,024, and 2 % more with 4,096; see docs/decisions/speculation.md.
 SEARCHED = 2048
-# Results that are queued at most. No slot gets more than `SEARCHED` tokens by them.
+# The most queued results. They add at most `SEARCHED` tokens to a slot.
 QUEUED = 64
 
 
@@ -32,8 +31,8 @@ class SlotOutputs:
         self._results: list[tuple[Int32Array, Int32Array]] = []
 
     def start(self, slot: int, salt: str, known: Int32Array) -> None:
-        """A sequence takes a slot, with the tokens `known [n]`."""
-        before = known[-MATCH:]  # they find the output's first tokens
+        """Starts a sequence with the tokens `known [n]` in a slot."""
+        before = known[-MATCH:]  # so that a search can find the output's first tokens
         self._salts[slot] = salt
         self._tokens[slot, : len(before)] = before
         self._counts[slot] = len(before)
@@ -45,7 +44,7 @@ class SlotOutputs:
             self._sort()
 
     def publish(self, running: Int32Array) -> None:
-        """Lets others draft from the outputs of all slots but those `running [n]`."""
+        """Lets other sequences draft from the outputs of all slots except `running [n]`."""
         self._sort()
         for slot in np.setdiff1d(np.flatnonzero(self._counts > MATCH), running).tolist():
             count = int(self._counts[slot])

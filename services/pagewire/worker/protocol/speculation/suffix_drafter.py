@@ -1,10 +1,10 @@
-"""Drafts from a sequence's own tokens: what followed the last time that it ended like this."""
+"""Drafts from a sequence's own tokens: those that followed an earlier copy of its last tokens."""
 
 import numpy as np
 
 from pagewire.packing import Int32Array
 
-# The fewest tokens at the end of a sequence that must have come before, and the most compared.
+# The fewest tokens at the end of a sequence that must match earlier ones, and the most compared.
 SHORTEST_MATCH = 3
 LONGEST_MATCH = 24
 
@@ -28,7 +28,7 @@ class SuffixDrafter:
 
     @property
     def tokens(self) -> Int32Array:
-        """All known tokens `[n]`; the next `extend` may write behind them."""
+        """All known tokens `[n]`; the next `extend` may write after them."""
         return self._tokens[: self._length]
 
     def extend(self, tokens: Int32Array) -> None:
@@ -44,13 +44,13 @@ class SuffixDrafter:
     def draft(self, most: int) -> Int32Array:
         """At most `most` tokens that may come next `[n]`; empty if the end is new.
 
-        Of the places with the longest match it takes the latest that has `most` tokens behind it,
-        or else the earliest.
+        Of the places with the longest match, the latest with `most` tokens after it counts, or else
+        the earliest.
         """
         tokens, length = self._tokens[: self._length], self._length
         if most < 1 or length <= SHORTEST_MATCH:
             return _NONE
-        # Positions behind earlier occurrences of the suffix, ascending.
+        # Positions after earlier occurrences of the suffix, ascending.
         behind = np.flatnonzero(tokens[:-1] == tokens[-1]) + 1
         matched = 1
         while len(behind) and matched < LONGEST_MATCH:

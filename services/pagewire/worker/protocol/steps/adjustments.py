@@ -1,4 +1,4 @@
-"""Penalties and biases of the sequences that take a slot, as arrays for the device."""
+"""Penalties and biases of sequences that start, as arrays for the device."""
 
 from dataclasses import dataclass
 
@@ -11,17 +11,17 @@ from pagewire.worker.protocol.steps.step import Start, StepSampling
 
 # The adjustments of a slot, as bits.
 BIASED, PENALIZED = 1, 2
-# The count of a token in a sequence, in 16 bits: how often the output has it, up to MAX_COUNTED.
-# IN_PROMPT, the sign bit, is set if the prompt has it.
+# The count of a token in a sequence, in 16 bits: its occurrences in the output, up to MAX_COUNTED.
+# IN_PROMPT, the sign bit, is set if the prompt contains the token.
 MAX_COUNTED = 2**15 - 1
 IN_PROMPT = -(2**15)
-# Fills the places behind the last token with a bias; above every token id.
+# Fills the places after the last token with a bias; above every token id.
 NO_TOKEN = INT32_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class PenalizedStarts:
-    """Slots that take a sequence with penalties, and the counts of its tokens."""
+    """Slots that get a sequence with penalties, and the counts of its tokens."""
 
     slots: Int32Array  # [penalized]
     penalties: NDArray[np.float32]  # [penalized, 3]: repetition, frequency, presence
@@ -32,7 +32,7 @@ class PenalizedStarts:
 
 @dataclass(frozen=True, slots=True)
 class BiasedStarts:
-    """Slots that take a sequence with biases."""
+    """Slots that get a sequence with biases."""
 
     slots: Int32Array  # [biased]
     ids: Int32Array  # [biased, 300], ascending, then NO_TOKEN

@@ -12,7 +12,7 @@ from pagewire.worker.protocol.steps.step import Step, StepHostCopies
 def check_step(step: Step, decodes: Int32Array, limits: Limits) -> None:
     """Raises RequestError INVALID_ARGUMENT if the step is malformed.
 
-    `decodes [decodes]` are the slots that decode, those of an earlier step if this one names none.
+    `decodes [decodes]` are the slots that decode, those of an earlier step if this one omits them.
     """
     if step.decode_slots is not None:
         _check_slots("decode_slots", decodes, limits)

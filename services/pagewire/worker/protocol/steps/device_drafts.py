@@ -1,7 +1,7 @@
-"""The drafts of all slots of one stream whose backend makes them, while steps run ahead of results.
+"""The drafts of all slots of one stream, for a backend that makes drafts while steps run ahead.
 
-This module decides how many rows each sequence has in a step. The tokens of its drafts, and how
-many of them are right, are known only with the step's result. Until then the position of a sequence
+This module decides how many rows each sequence has in a step. The tokens of its drafts, and the
+number of right ones, are known only with the step's result. Until then the position of a sequence
 has two bounds: each step in flight adds at least one token, and at most one for each of its rows.
 """
 
@@ -26,21 +26,21 @@ MEMORY = 0.8
 TRIED_BEFORE = 2.0
 # That rate, without and with a prediction of the client.
 RIGHT_BEFORE, PREDICTED_BEFORE = 0.5, 0.9
-# With more than `FEW_SEQUENCES`, a choice of drafts holds for so many further steps.
+# With more than `FEW_SEQUENCES`, a choice of drafts holds for this many further steps.
 STEPS_UNCHANGED = 8
-# A draft model guesses nothing in steps without drafts. After so many of them, one has a draft of
-# each sequence.
+# A draft model guesses nothing in steps without drafts. After this many such steps, one step has a
+# draft for each sequence.
 UNTRIED_STEPS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """The result of a step: of its decode rows, and all tokens of outputs."""
+    """The result of a step: for its decode rows, and all tokens of outputs."""
 
     slots: Int32Array  # [sequences]
     more: Int32Array  # [sequences], tokens after the first
     drafted: Int32Array  # [sequences], rows of drafts
-    # [sequences], whether the first guess was right; there is one even if no row checked it.
+    # [sequences], whether the first guess was right; each has a guess even if no row checked it.
     right: NDArray[np.bool_]
     judged: bool  # whether each sequence had a guess
     token_slots: Int32Array  # [tokens]
@@ -67,11 +67,11 @@ class DeviceDrafts:
         self._right = np.zeros(n, np.float64)
         self._results: deque[_Result] = deque()  # `take` adds them on another thread
         self._outputs = SlotOutputs(n)
-        # The last choice: for which slots, the drafts of each, and the steps for which it holds.
+        # The last choice: its slots, the drafts of each, and the further steps for which it holds.
         self._chosen = (np.empty(0, np.int32), np.empty(0, np.int32), 0)
 
     def with_recent(self, starts: tuple[Start, ...], running: Int32Array) -> tuple[Start, ...]:
-        """The starts with recent outputs of their salts; those of slots `running [n]` go on."""
+        """The starts with recent outputs of their salts, without those of slots `running [n]`."""
         if not starts:
             return starts
         self._outputs.publish(running)
@@ -80,7 +80,7 @@ class DeviceDrafts:
         )
 
     def start(self, start: Start) -> None:
-        """A sequence takes a slot."""
+        """Initializes the drafts of a sequence that takes a slot."""
         slot, known = start.slot, len(start.token_ids)
         more = start.max_new_tokens or INT32_MAX - max(start.num_generated, known)
         self._outputs.start(slot, start.cache_salt, start.token_ids)
@@ -93,20 +93,20 @@ class DeviceDrafts:
         self._right[slot] = TRIED_BEFORE * right
 
     def ended(self, slots: Int32Array, generated: Int32Array) -> NDArray[np.bool_]:
-        """Which of `slots [n]` have certainly got all their tokens.
+        """Which of `slots [n]` certainly have all their tokens.
 
-        `generated [n]` is how many each has at least. Only the device knows whether others end.
+        `generated [n]` is the least number of each. Only the device knows whether others end.
         """
         ended: NDArray[np.bool_] = generated >= self._ends[slots]
         return ended
 
     def reached(self, slots: Int32Array, positions: Int32Array) -> Int32Array:
-        """The last positions `[n]` that first rows at `positions [n]` or behind may compute."""
+        """The last possible positions `[n]` of first rows at `positions [n]` or later."""
         reached: Int32Array = np.minimum(positions + self._ahead[slots], self._longest[slots] - 1)
         return reached
 
     def draft(self, plan: DevicePlan, room: Int32Array) -> DevicePlan:
-        """The plan with drafts; `room [slots]` is how many tokens fit into the blocks of each."""
+        """The plan with drafts; `room [slots]` is the number of tokens that fit into the blocks."""
         slots, decodes = plan.decode_slots, plan.num_decodes
         if not decodes or plan.chunks is not None:
             return plan
@@ -125,14 +125,14 @@ class DeviceDrafts:
         return with_device_drafts(plan, lengths) if lengths.any() else plan
 
     def _trial(self, most: Int32Array) -> Int32Array:
-        """A draft of each sequence, as far as rows are left."""
+        """A draft for each sequence, while rows are left."""
         lengths = np.minimum(most, 1)
         left = int(self._choice.most_rows) - len(most)
         lengths[np.cumsum(lengths) > left] = 0
         return lengths
 
     def _lengths(self, slots: Int32Array, most: Int32Array, positions: Int32Array) -> Int32Array:
-        """The drafts of each of `slots [n]`, chosen again after some steps."""
+        """The number of drafts of each of `slots [n]`, chosen again after some steps."""
         before, lengths, steps = self._chosen
         if steps and len(before) == len(slots) and (before == slots).all():
             self._chosen = before, lengths, steps - 1
@@ -150,11 +150,11 @@ class DeviceDrafts:
         taken: NDArray[np.bool_] | None,
         right: NDArray[np.bool_],
     ) -> None:
-        """Takes the result of a step, on any thread; `tokens` and so on as in the outcome."""
+        """Queues the result of a step, on any thread; the arguments are as in the outcome."""
         firsts = first_rows(plan)
         drafted = np.diff(firsts, append=len(plan.sample_slots)).astype(np.int32) - 1
         more = np.zeros(len(firsts), np.int32) if taken is None else taken_counts(plan, taken) - 1
-        # Nothing is guessed before the first token.
+        # There are no guesses before the first token.
         decoded = np.flatnonzero(firsts < plan.num_decodes)
         slots = plan.sample_slots[firsts[decoded]]
         judged = not self._model or bool(drafted.any())
@@ -172,16 +172,16 @@ class DeviceDrafts:
         )
 
     def settle(self) -> list[tuple[Int32Array, Int32Array]]:
-        """Takes the results so far into account, on the thread that plans.
+        """Applies the queued results, on the thread that plans.
 
-        Returns the slots of each result, and how many tokens each has after its first.
+        Returns the slots of each result, and the number of tokens after the first of each.
         """
         settled = []
         while self._results:
             result = self._results.popleft()
             slots, more, drafted = result.slots, result.more, result.drafted
             self._ahead[slots] -= drafted
-            # Drafts behind the first wrong one were not checked.
+            # Drafts after the first wrong one were not checked.
             computed = drafted > 0
             tried = np.where(computed, np.minimum(more + 1, drafted), 1)
             right = np.where(computed, more, result.right)

@@ -17,13 +17,13 @@ from pagewire.worker.protocol.steps.logprob_rows import LogprobRows
 from pagewire.worker.protocol.steps.prompt_rows import PromptRows
 from pagewire.worker.protocol.steps.step import Start, StepHostCopies, StepPrefixGroup
 
-# See `DevicePlan.drafts`; FROM_DEVICE is the other one.
+# See `DevicePlan.drafts`; the other special value is FROM_DEVICE.
 NO_DRAFT = -1
 
 
 @dataclass(frozen=True, slots=True)
 class SlotStarts:
-    """Sampling parameters of the slots that take a new sequence."""
+    """Sampling parameters of the slots that get a new sequence."""
 
     slots: Int32Array  # [starts]
     # SLOT_NUMBERS by name, each `[starts]` int32 or float32.
@@ -79,14 +79,14 @@ class Chunks:
     positions: Int32Array  # [prefilled]
     lengths: Int32Array  # [chunks], KV tokens after the chunk
     samples: NDArray[np.bool_]  # [chunks], whether the chunk ends at the last known token
-    following: Int32Array  # [chunks], the known token behind the chunk; 0 if it samples
+    following: Int32Array  # [chunks], the known token after the chunk; 0 if it samples
 
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
     """One step whose slots, blocks and positions are all valid.
 
-    `host_copies` come first, see `Backend.copy`. Then a backend applies `starts`, `writes` and
+    `host_copies` are first, see `Backend.copy`. Then a backend applies `starts`, `writes` and
     `copies`, computes the decode rows and the chunks, and samples. Nothing else changes a slot.
     The input of a decode row is the token last sampled for its slot, or a draft; its position is
     one more than before.
@@ -107,7 +107,7 @@ class DevicePlan:
     logprobs: LogprobRows | None = None  # None: no row needs any
     # Log probabilities of prompt tokens; None: no chunk needs any.
     prompt_rows: PromptRows | None = None
-    # Of the decode slots. If nothing changed, it is the same object as in the step before.
+    # Groups of the decode slots. Without a change, the same object as in the step before.
     groups: tuple[StepPrefixGroup, ...] = ()
     copies: BlockCopies | None = None
     host_copies: StepHostCopies | None = None
@@ -115,12 +115,12 @@ class DevicePlan:
     # [decodes], the input of each decode row that is a draft, NO_DRAFT for the others; None: no row
     # is a draft. The drafts of a slot follow its row: positions and indices ascend. A draft belongs
     # to the output if all drafts before it do and the row before it samples the same token.
-    # FROM_DEVICE is a draft that the device makes. With such drafts, where steps run ahead of
-    # results, positions and indices assume that no draft of the steps in flight is right: the
-    # device knows the true ones.
+    # FROM_DEVICE is a draft that the device makes. If such drafts are used while steps run ahead of
+    # results, positions and indices assume that no draft of the steps in flight is right. The
+    # device has the true ones.
     drafts: Int32Array | None = None
-    # [sequences that sample], which Drafter of worker.proto made the drafts of each; None: the plan
-    # has no drafts, or the outcome names their drafters.
+    # [sequences that sample], the Drafter (worker.proto) of each one's drafts; None: the plan has
+    # no drafts, or the outcome names their drafters.
     drafters: Int32Array | None = None
 
     @property
@@ -164,8 +164,8 @@ def dummy_plan(
 ) -> DevicePlan:
     """A step of the given size in which all rows belong to the padding slot.
 
-    It serves to warm up and to measure: no sequence changes, because its KV goes to the scratch
-    block. All rows sample with top-p.
+    For warm-up and measurements: no sequence changes, because the KV goes to the scratch block. All
+    rows sample with top-p.
 
     Args:
         limits: the limits of the worker.

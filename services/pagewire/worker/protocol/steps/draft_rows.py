@@ -16,17 +16,17 @@ from pagewire.worker.protocol.steps.logprob_rows import LogprobRows, Logprobs
 
 
 def with_drafts(plan: DevicePlan, drafts: list[Int32Array], drafters: list[int]) -> DevicePlan:
-    """The plan with the drafts of each decode row `[decodes]`; some row has at least one.
+    """The plan with the drafts of each decode row `[decodes]`; at least one row has drafts.
 
-    `drafters [decodes]` says which Drafter of worker.proto made the drafts of each row that has
-    some. A draft model's drafts are FROM_DEVICE: the device makes them when the step is computed.
+    `drafters [decodes]` is the Drafter (worker.proto) of each row with drafts. A draft model's
+    drafts are FROM_DEVICE: the device makes them when the step is computed.
     """
     counts = np.array([1 + len(each) for each in drafts], np.int32)
     return _with_rows(plan, counts, drafts, np.array(drafters, np.int32))
 
 
 def with_device_drafts(plan: DevicePlan, lengths: Int32Array) -> DevicePlan:
-    """The plan with `lengths [decodes]` drafts behind each decode row, made by the device."""
+    """The plan with `lengths [decodes]` drafts after each decode row, made by the device."""
     drafts = [np.full(lengths.sum(), FROM_DEVICE, np.int32)]
     return _with_rows(plan, 1 + lengths, drafts, None)
 
@@ -38,7 +38,7 @@ def _with_rows(
     places = places_of(counts)
     tokens = np.full(len(places), NO_DRAFT, np.int32)
     tokens[places > 0] = np.concatenate(drafts)
-    # Behind the decode rows come the sampling rows of chunks.
+    # The sampling rows of chunks follow the decode rows.
     all_counts = np.ones(len(plan.sample_slots), np.int32)
     all_counts[: len(counts)] = counts
     made_by = None
@@ -69,14 +69,14 @@ def _with_rows(
 
 @dataclass(frozen=True, slots=True)
 class TakenRows:
-    """The sampling rows of a step whose tokens belong to outputs, and how they answer the step."""
+    """The sampling rows of a step whose tokens belong to outputs, arranged for the answer."""
 
     slots: Int32Array  # [taken]
     tokens: Int32Array  # [taken]
     logprobs: Logprobs | None
     # [tokens of the answer], the taken row of each, -1 for a failed sequence; None: all, in order.
     rows: Int32Array | None
-    counts: Int32Array  # [rows of the answer], how many tokens each has
+    counts: Int32Array  # [rows of the answer], the number of tokens of each
 
     @classmethod
     def of(
@@ -112,7 +112,7 @@ class TakenRows:
 
 
 def taken_counts(plan: DevicePlan, taken: NDArray[np.bool_]) -> Int32Array:
-    """How many rows of each sequence of a plan with drafts are `taken [rows]`, `[sequences]`."""
+    """The number `[sequences]` of rows of each sequence of a plan with drafts in `taken [rows]`."""
     firsts = first_rows(plan)
     counts: Int32Array = np.add.reduceat(taken, firsts, dtype=np.int32)
     return counts
@@ -120,7 +120,7 @@ def taken_counts(plan: DevicePlan, taken: NDArray[np.bool_]) -> Int32Array:
 
 @dataclass(frozen=True, slots=True)
 class DraftReport:
-    """The drafts of a step and how many were right, each `[sequences with drafts]`, in order."""
+    """The drafts of a step, and the number of right ones, `[sequences with drafts]`, in order."""
 
     sequences: NDArray[np.intp]  # places among the sequences that sample
     drafters: Int32Array

@@ -1,6 +1,6 @@
-"""The drafts of all slots of one stream: made when a step is planned, judged by its tokens.
+"""The drafts of all slots of one stream: made when a step is planned, checked by its tokens.
 
-It needs the tokens of a step before the next one is planned, so it works with synchronous backends.
+The tokens of a step must be known before the next one is planned: for synchronous backends only.
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ class Drafts:
         self._decoded = NO_DRAFTS  # the slots that decoded in the latest step
 
     def start(self, start: Start) -> None:
-        """A sequence takes a slot."""
+        """Makes the drafters of a sequence that takes a slot."""
         more = start.max_new_tokens or INT32_MAX - start.num_generated
         self._ends[start.slot] = min(start.num_generated + more, INT32_MAX)
         self._publish(start.slot)
@@ -41,12 +41,12 @@ class Drafts:
         )
 
     def ended(self, slots: Int32Array, generated: Int32Array) -> NDArray[np.bool_]:
-        """Which of `slots [n]` have had all their tokens; `generated [n]` is how many they had."""
+        """Which of `slots [n]` have all their tokens; `generated [n]` is the number of each."""
         ended: NDArray[np.bool_] = generated >= self._ends[slots]
         return ended
 
     def draft(self, plan: DevicePlan, room: Int32Array) -> DevicePlan:
-        """The plan with drafts; `room [slots]` is how many tokens fit into the blocks of each."""
+        """The plan with drafts; `room [slots]` is the number of tokens that fit into the blocks."""
         decodes = plan.num_decodes
         left = self._limits.max_num_batched_tokens - decodes - plan.num_prefilled
         slots = plan.decode_slots
@@ -72,7 +72,7 @@ class Drafts:
     def take(
         self, plan: DevicePlan, tokens: Int32Array, taken: NDArray[np.bool_] | None
     ) -> Int32Array:
-        """Takes the tokens of a step; how many each sequence has got, in the order of the plan.
+        """Takes the tokens of a step; returns the number for each sequence, in the plan's order.
 
         `tokens [rows]` and `taken [rows]` as in the step's outcome.
         """

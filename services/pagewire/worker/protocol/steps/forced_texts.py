@@ -1,13 +1,12 @@
-"""Teacher forcing, for benchmarks of speculation: outputs that are known before.
+"""Teacher forcing, for benchmarks of speculation: outputs that are known in advance.
 
 The worker does all of its work, drafts and verification included, and draws a token at each place.
-Then it takes the recorded token in its place. So the acceptance of drafts is that of real text,
-whatever the weights are.
+Then it replaces the token by the recorded one. So the acceptance of drafts is that of real text,
+for any weights.
 
-It cannot be reached by clients: no request and no message of the protocol has a field for it. A
-worker forces texts only if it was started with `--forced-texts FILE`, which needs `--load-format
-dummy`: the weights are random, so nothing is lost that could have been served. It refuses every
-prompt that is not in the file.
+Clients cannot use it: no request and no message of the protocol has a field for it. A worker forces
+texts only if it was started with `--forced-texts FILE`, which needs `--load-format dummy`: with
+random weights it could not serve anyway. It refuses every prompt that is not in the file.
 
 FILE has JSON lines: {"prompt_token_ids": [...], "token_ids": [...]}. `pagewire bench speculative`
 writes it.
@@ -16,13 +15,13 @@ How a backend forces:
 
 - `Limits.forced` is not None, and `Limits.forced.longest` is the longest output.
 - `SlotStarts.forced [starts, longest]` int32 has the output of each sequence that takes a slot, -1
-  behind its end. It does not depend on what the sequence has generated already.
+  after its end. It does not depend on the tokens that the sequence has generated already.
 - `DeviceSlots.forced_tokens [slots, longest + 1]` int32 keeps it on the device.
-- `DeviceSlots.forced(tokens, slots, indices)` returns the tokens to take for those drawn. It is to
-  be called where a token is chosen: after `sample`, and before anything sees the token, such as
-  last tokens, penalties, the comparison with drafts, and log probabilities. `indices` are those of
-  the tokens in the outputs, so a backend that keeps positions on the device passes its own. It
-  needs no host and may be captured in a graph. `DeviceSlots.sample` calls it.
+- `DeviceSlots.forced(tokens, slots, indices)` returns the tokens that replace the drawn ones. Call
+  it where a token is chosen: after `sample`, and before any use of the token, such as last tokens,
+  penalties, the comparison with drafts, and log probabilities. `indices` are those of the tokens in
+  the outputs, so a backend that keeps positions on the device passes its own. It needs no host and
+  may be captured in a graph. `DeviceSlots.sample` calls it.
 """
 
 import json
@@ -47,7 +46,7 @@ class ForcedTexts:
         return max(map(len, self.outputs.values()))
 
     def of(self, prompt: Int32Array) -> Int32Array | None:
-        """The output of a prompt `[n]`; None if it is none of the benchmark's."""
+        """The output of a prompt `[n]`; None if the benchmark does not have it."""
         return self.outputs.get(pack(prompt))
 
 

@@ -28,12 +28,13 @@ class Limits:
     host_blocks: int = 0  # blocks in the host's memory, numbered from 0
     window: int = 0  # see WorkerInfo in worker.proto
     max_drafts: int = 0  # of a decode row; 0: no speculation
-    # The time of a draft model's step, as a part of the time of one without drafts. None: no model.
+    # The time of a draft model's step, as a part of the model's step without drafts. None: no draft
+    # model.
     draft_cost: float | None = None
     draft_model: bool = False  # whether a draft model or an EAGLE head makes drafts
-    # In a benchmark, the only prompts that are taken, and their outputs; see forced_texts.py.
+    # In a benchmark, the only prompts that are accepted, and their outputs; see forced_texts.py.
     forced: ForcedTexts | None = None
-    # Whether the device makes the drafts and knows the positions, while steps run ahead of results.
+    # Whether the device makes drafts and keeps the positions, while steps run ahead of results.
     drafts_on_device: bool = False
 
     @property
@@ -48,7 +49,7 @@ class Limits:
 
 
 def longest_sequence(trained: int, requested: int | None) -> int:
-    """The maximum tokens of a sequence: `requested` (--max-model-len), else what the model allows.
+    """The maximum tokens of a sequence: `requested` (--max-model-len), else the model's maximum.
 
     `trained` is `max_position_embeddings` of the model.
 
@@ -68,8 +69,8 @@ def kept_window(
 ) -> int:
     """`Limits.window` of a model with these windows of its layers: positions, or None for all.
 
-    It is 0 where no sequence exceeds the window, beside host memory, which holds the beginning
-    of every cached text, and beside drafts, whose sequences advance by unknown numbers of tokens.
+    It is 0 if no sequence exceeds the window; with host memory, which holds the beginning of every
+    cached text; and with drafts, whose sequences advance by unknown numbers of tokens.
     """
     largest = max((longest if window is None else window for window in windows), default=longest)
     if largest >= longest:
@@ -94,10 +95,10 @@ def fit_to_pool(
 ) -> int:
     """The longest sequence that fits into a pool of `num_blocks`, at most `longest` tokens.
 
-    With a `window` (`kept_window`) that is any, if the pool holds a window.
+    With a `window` (`kept_window`) any sequence fits, if the pool holds a window.
 
     Raises:
-        SetupError: `requested`, the value of --max-model-len, does not fit, or not a single block.
+        SetupError: `requested`, the value of --max-model-len, does not fit, or no block does.
     """
     held = (num_blocks - 1) * block_size  # block 0 is scratch
     least = blocks_before(window, block_size) + 1 if window else num_blocks

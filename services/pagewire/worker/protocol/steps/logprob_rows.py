@@ -1,4 +1,4 @@
-"""Log probabilities of sampled tokens: the rows that need them, and the fields of the answer."""
+"""Log probabilities of sampled tokens: their rows in a step, and the fields of the answer."""
 
 from dataclasses import dataclass
 

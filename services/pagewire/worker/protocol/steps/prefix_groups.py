@@ -1,4 +1,4 @@
-"""The prefix groups in force: those that a scheduler sent, among the slots that decode."""
+"""The prefix groups that apply: those that a scheduler sent, among the slots that decode."""
 
 import logging
 
@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 class PrefixGroups:
-    """Holds the groups that were sent last, and those of them that apply to the decode slots."""
+    """Holds the groups that were sent last, and the groups that apply to the decode slots."""
 
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots

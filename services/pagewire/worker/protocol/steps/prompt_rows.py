@@ -1,4 +1,4 @@
-"""Log probabilities of prompt tokens: the chunk rows that give them, and the fields of the answer.
+"""Log probabilities of prompt tokens: their rows in chunks, and the fields of the answer.
 
 The row of token `i` predicts token `i + 1`. A row is wanted if that next token belongs to the
 prompt.

@@ -5,7 +5,8 @@ starts, prefills or fails.
 
 There are two kinds of fault. A malformed step breaks the protocol: it raises RequestError
 INVALID_ARGUMENT before any state has changed. A bad sequence fails alone with one SlotError. Steps
-that were sent before the scheduler knew may still name its slot; its rows are answered with -1.
+that the scheduler sent before it received the error may still name the slot; their rows for it are
+answered with -1.
 """
 
 from dataclasses import dataclass, replace
@@ -93,7 +94,7 @@ class Slots:
         self._computed = np.zeros(n, np.int32)  # tokens whose KV is written
         self._generated = np.zeros(n, np.int32)  # index of the next token to sample
         self._num_blocks = np.zeros(n, np.int32)
-        self._num_freed = np.zeros(n, np.int32)  # of these, the first ones that it has given up
+        self._num_freed = np.zeros(n, np.int32)  # of these, the first ones, which it has given up
         self._room = np.zeros(n, np.int32)  # tokens that fit into the blocks and max_model_len
         self._filtered = np.zeros(n, np.bool_)
         self._constrained = np.zeros(n, np.bool_)
@@ -101,8 +102,8 @@ class Slots:
         self._masked_of: Int32Array | None = None
         self._masked_rows: MaskedRows
         self._logprobs = np.full(n, _NO_LOGPROBS, np.int8)  # likeliest tokens to return
-        # For prompt tokens: the likeliest tokens to return, and the positions of the first row that
-        # gives a log probability and of the row behind the last one.
+        # For prompt tokens: the likeliest tokens to return, and the positions of the first wanted
+        # row and of the row after the last one.
         self._prompt_top = np.full(n, _NO_LOGPROBS, np.int8)
         self._prompt_begin = np.zeros(n, np.int32)
         self._prompt_end = np.zeros(n, np.int32)
@@ -159,10 +160,10 @@ class Slots:
         taken: NDArray[np.bool_] | None,
         right: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Takes the tokens of a step, for the drafts and positions of the next ones.
+        """Takes the tokens of a step, for the drafts and positions of later steps.
 
-        `tokens [rows]`, `taken [rows]` and `right` as in the step's outcome. Where the device
-        drafts, another thread may run `plan`.
+        `tokens [rows]`, `taken [rows]` and `right` as in the step's outcome. If the device drafts,
+        another thread may run `plan`.
         """
         if isinstance(self._drafts, DeviceDrafts):
             if right is not None:  # the step has sampled
@@ -172,7 +173,7 @@ class Slots:
             self._advance(plan.sample_slots[first_rows(plan)], counts - 1)
 
     def _advance(self, slots: Int32Array, more: Int32Array) -> None:
-        """`slots [n]` have had `more [n]` tokens beside the one that was counted ahead."""
+        """Adds `more [n]` tokens to `slots [n]`; `plan` has counted one token of each already."""
         self._computed[slots] += more
         self._generated[slots] += more
 
@@ -200,7 +201,7 @@ class Slots:
     def _start(
         self, starts: tuple[Start, ...]
     ) -> tuple[SlotStarts | None, TableWrites | None, BlockCopies | None]:
-        """Puts sequences into their slots; leaves out those that are invalid."""
+        """Puts sequences into their slots, except invalid ones."""
         if (texts := self.limits.forced) is not None:
             starts = tuple(
                 replace(start, forced=texts.of(start.token_ids[: start.num_prompt]))
@@ -215,7 +216,7 @@ class Slots:
     def _take(self, start: Start) -> bool:
         slot = start.slot
         self._state[slot] = _RUNNING
-        # For invalid sequences too: they decide which of its chunks have a row in the answer.
+        # For invalid sequences too: these values decide which chunks have a row in the answer.
         self._known[slot] = len(start.token_ids)
         self._computed[slot] = min(start.num_computed, len(start.token_ids))
         self._generated[slot] = min(start.num_generated, len(start.token_ids))
@@ -272,10 +273,10 @@ class Slots:
         self._room[slots] = room
 
     def _free(self, slots: Int32Array, counts: Int32Array) -> TableWrites | None:
-        """Takes the first blocks of sequences out of their tables, which name block 0 instead.
+        """Replaces the first blocks of sequences by block 0 in their tables.
 
-        A kernel may read a little before the window, and ignores what it reads there if that is
-        finite. Another sequence may fail and leave other values in a block that was given up.
+        A kernel may read a little before the window, and ignores those values if they are finite.
+        Another sequence may fail and leave other values in a block that was given up.
         """
         if not len(slots):
             return None
@@ -412,7 +413,7 @@ class Slots:
     def _prompt_rows(
         self, slots: Int32Array, begins: Int32Array, ends: Int32Array
     ) -> PromptRows | None:
-        """The rows of the chunks that give log probabilities of prompt tokens; None without any."""
+        """The chunk rows that need log probabilities of prompt tokens; None if there are none."""
         wanting = self._prompt_top[slots] > _NO_LOGPROBS
         if not wanting.any():
             return None
@@ -451,7 +452,7 @@ def _joined_writes(first: TableWrites | None, second: TableWrites | None) -> Tab
 
 
 def _occurrences(values: Int32Array) -> Int32Array:
-    """For each of `values [n]`, how many equal ones come before it."""
+    """For each of `values [n]`, the number of equal values before it."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     counts = np.empty(len(values), np.int32)

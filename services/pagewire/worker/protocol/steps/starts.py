@@ -68,7 +68,7 @@ def start_fault(start: Start, limits: Limits) -> str | None:
 
 
 def num_freed(start: Start) -> int:
-    """How many of a sequence's first blocks are 0: it has given them up."""
+    """The number of a sequence's first blocks that are 0, because it has given them up."""
     held = np.flatnonzero(start.blocks)
     return int(held[0]) if len(held) else len(start.blocks)
 

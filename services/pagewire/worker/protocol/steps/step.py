@@ -34,7 +34,7 @@ class StepSampling(SamplingNumbers):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A sequence that takes a slot; see `SequenceStart` in worker.proto."""
+    """A sequence that starts in a slot; see `SequenceStart` in worker.proto."""
 
     slot: int
     token_ids: Int32Array  # [known]
@@ -50,7 +50,7 @@ class Start:
     first_prompt_logprob: int = 1
     prediction: Int32Array = field(default_factory=lambda: _EMPTY)  # [predicted]
     cache_salt: str = ""
-    # Of this and the next one no message says anything.
+    # The worker sets this and the next field; they are not in the message.
     forced: Int32Array | None = None  # [output], see forced_texts.py
     recent: Int32Array = field(default_factory=lambda: _EMPTY)  # [recent], see slot_outputs.py
 

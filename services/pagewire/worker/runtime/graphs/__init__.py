@@ -1,4 +1,4 @@
 """Steps as CUDA graphs: decode steps, mixed steps, and sampling that waits for masks.
 
-What eager steps on a GPU need, too, belongs to `runtime`; kernels belong to `ops`.
+Code that eager steps on a GPU also need belongs to `runtime`; kernels belong to `ops`.
 """

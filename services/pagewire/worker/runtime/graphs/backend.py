@@ -1,7 +1,7 @@
 """The graph backend: a decode step is one copy to the device and one CUDA graph launch.
 
-Steps with prefill chunks take two of each, see `mixed.py`. For steps with constrained rows there
-are graphs that wait for masks, see `mask_gate.py`.
+Steps with prefill chunks need two of each, see `mixed.py`. Steps with constrained rows have graphs
+that wait for masks, see `mask_gate.py`.
 """
 
 from bisect import bisect_left
@@ -48,15 +48,15 @@ from pagewire.worker.runtime.graphs.shared_prefixes import SharedPrefixes
 from pagewire.worker.runtime.graphs.staging import ResultBuffers, Staging, pack_writes
 from pagewire.worker.runtime.timer import DeviceTimer
 
-# Rows of the largest step with drafts. Larger ones are bound by computing, not by reading weights,
-# so that no draft pays.
+# Rows of the largest step with drafts. Larger steps are bound by computing, not by reading weights,
+# so no draft pays.
 MAX_DRAFTED_ROWS = 512
 # With more rows of a prompt, the head has the same kernels as the bodies of mixed steps.
 MAX_PROMPT_ROWS = 512
-# Values of a row behind which those for masks begin: a multiple of four, so that kernels find both
-# aligned alike.
+# Values of a row before its values for masks: a multiple of four, so that both have the same
+# alignment for kernels.
 MASK_INPUTS = -(-NUM_INPUTS // 4) * 4
-# Timers that are used again; more than steps are in flight.
+# Timers that are kept for reuse; more than steps in flight.
 KEPT_TIMERS = 64
 # Numbers of rows for which steps with shared prefixes are captured.
 SHARED_BUCKETS = (8, 16, *range(32, 1024, 32))
@@ -88,7 +88,7 @@ class GraphBackend(EagerBackend):
         if decoder.config.latent is not None:  # each row reads its own positions
             self.prefix_groups = False
         self._buckets = row_buckets(limits)
-        # Rows of decode steps, of which drafts take some.
+        # Rows of decode steps, drafts included.
         self._decode_buckets = decode_buckets(limits)
         most_rows = self._decode_buckets[-1]
         size = (MASK_INPUTS + NUM_MASK_INPUTS) * most_rows
@@ -107,7 +107,7 @@ class GraphBackend(EagerBackend):
         # All graphs write their logits here: valid until the next replay, for log probabilities.
         embedding = decoder.weights.embedding
         self._logits = embedding.new_empty(most_rows, decoder.config.vocab_size)
-        # Those with constrained rows write the input of the head here.
+        # Graphs with constrained rows write the input of the head here.
         self._last_hidden = embedding.new_empty(most_rows, embedding.shape[1])
         # The passes of a draft model or a head, which run before decode steps.
         self._passes: DraftPasses | None = None
@@ -179,7 +179,7 @@ class GraphBackend(EagerBackend):
             if plan.chunks is not None:
                 self._apply(plan)
                 launched = self._mixed.launch(plan, plan.chunks, timer)
-                # Launched one by one after the graphs, which leave residual stream and queries.
+                # Separate launches after the graphs, which leave residual stream and queries.
                 prompt_logprobs = self._prompt_logprobs(
                     self._mixed.residual, self._mixed.queries, plan
                 )
@@ -218,9 +218,10 @@ class GraphBackend(EagerBackend):
         return timer
 
     def _sampled(self, plan: DevicePlan, launched: CapturedStep | None) -> tuple[Tensor, Tensor]:
-        """The tokens `[rows]` int32 of a step, and the model's logits of its rows or of more.
+        """The tokens `[rows]` int32 of a step, and the model's logits of its rows or more rows.
 
-        The next step overwrites them. With a history, the results `[5, rows or more]` instead.
+        The next step overwrites both. With a history, the results `[5, rows or more]` instead of
+        the tokens.
         """
         if launched is None:
             nothing = self._inputs[:0]
@@ -278,7 +279,7 @@ class GraphBackend(EagerBackend):
             rows = LogprobRows(np.zeros(1, np.int32), width)
             yield partial(compute_logprobs, self._decoder.ops, self._logits, self._inputs, rows)
             yield partial(self._dummy_prompt_logprobs, longest, width)
-        # The last rows of a chunk are any number. The head has kernels for such numbers, too.
+        # The last piece of a chunk may have any number of rows, for which the head has kernels.
         vocabulary = self._decoder.config.vocab_size
         for count in _buckets(min(longest, prompt_rows_at_once(vocabulary), MAX_PROMPT_ROWS)):
             yield partial(self._dummy_prompt_logprobs, count, 0)
@@ -295,7 +296,7 @@ class GraphBackend(EagerBackend):
         return self._inputs[: NUM_INPUTS * rows].view(NUM_INPUTS, rows)
 
     def _mask_rows(self, rows: int) -> Tensor:
-        """Its inputs for masks, `[NUM_MASK_INPUTS, rows]`."""
+        """The inputs for masks of such a step, `[NUM_MASK_INPUTS, rows]`."""
         begin, size = MASK_INPUTS * rows, NUM_MASK_INPUTS * rows
         return self._inputs[begin : begin + size].view(NUM_MASK_INPUTS, rows)
 
@@ -309,7 +310,7 @@ class GraphBackend(EagerBackend):
     def _decode(self, variant: Variant) -> Tensor:
         """A whole decode step, from the slots' last tokens to the next ones, `[rows]` int32.
 
-        With a history it gives the results `[5, rows]`.
+        With a history it returns the results `[5, rows]`.
         """
         rows, filtered = variant.rows, variant.filtered
         ops, state, inputs = self._decoder.ops, self._slots, self._rows(rows)
@@ -348,7 +349,7 @@ class GraphBackend(EagerBackend):
         return state.sample(ops, logits, hidden, slots, inputs[INDICES], filtered)
 
     def _measure_rows(self) -> RowCosts:
-        """The time that rows of decode steps take; all of them are padding."""
+        """The time of rows of decode steps, measured with padding rows."""
         token_bytes = self._cache.nbytes / (self.limits.num_blocks * self.limits.block_size)
         steps = {
             rows: self._captured[Variant(rows, False)].graph.replay for rows in self._decode_buckets
@@ -365,7 +366,7 @@ class GraphBackend(EagerBackend):
     def _pack(self, plan: DevicePlan, rows: int, writes: TableWrites | None) -> Int32Array:
         """The inputs of a plan, padded with rows of the padding slot.
 
-        `[NUM_INPUTS, rows]`, or more with space for those of masks.
+        `[NUM_INPUTS, rows]`, or more rows with space for the inputs of masks.
         """
         inputs = NUM_INPUTS if plan.masks is None else MASK_INPUTS + NUM_MASK_INPUTS
         packed = np.zeros((inputs, rows), np.int32)
@@ -383,12 +384,12 @@ class GraphBackend(EagerBackend):
 
 
 def row_buckets(limits: Limits) -> list[int]:
-    """Numbers of rows that graphs of one row a sequence are captured for."""
+    """The numbers of rows of captured graphs with one row for each sequence."""
     return _buckets(min(limits.num_slots, limits.max_num_batched_tokens))
 
 
 def decode_buckets(limits: Limits) -> list[int]:
-    """Numbers of rows that decode graphs are captured for, those of drafts included."""
+    """The numbers of rows of captured decode graphs, rows of drafts included."""
     buckets = row_buckets(limits)
     if not limits.drafts_on_device:
         return buckets

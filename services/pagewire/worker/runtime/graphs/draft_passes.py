@@ -1,10 +1,10 @@
-"""A drafter beside captured steps: passes of it run before a step and guess its drafts.
+"""A drafter with captured steps: its passes run before a step and guess the step's drafts.
 
 A pass computes one token of each sequence and guesses the next one. There is one graph for each
-number of sequences and kind of pass. A replay of it changes its inputs to those of the next pass.
+number of sequences and kind of pass. A replay changes the graph's inputs to those of the next pass.
 
-Invariant: after each step every block has the drafter's KV of the positions of which it has the
-target's. A draft model and an EAGLE head keep it in their own ways, see `ModelPasses` and
+Invariant: after each step, every block has the drafter's KV of the same positions as the target's
+KV. A draft model and an EAGLE head keep the invariant in their own ways, see `ModelPasses` and
 `EaglePasses`.
 """
 
@@ -49,7 +49,7 @@ Capture = Callable[[Callable[[], Tensor]], tuple[torch.cuda.CUDAGraph, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class PassKind:
-    """What a pass does."""
+    """A kind of pass that graphs are captured for."""
 
     filtered: bool | None  # whether any row is filtered; None: it writes KV and guesses nothing
     first: bool = False  # whether the state that it guesses from is known already
@@ -101,7 +101,7 @@ class DraftPasses(ABC):
             self._captured[rows, kind], _ = self._empty(partial(capture, run))
 
     def passes(self) -> dict[int, Callable[[], None]]:
-        """What runs a pass, by its number of rows; to be timed while no slot has a sequence."""
+        """Functions that run a pass, by number of rows; to time while no slot has a sequence."""
         return {
             rows: partial(self._empty, self._captured[rows, PassKind(False)].replay)
             for rows in self._row_buckets
@@ -112,7 +112,7 @@ class DraftPasses(ABC):
         return self._row_buckets[bisect_left(self._row_buckets, len(first_rows(plan)))]
 
     def launch(self, plan: DevicePlan, writes: TableWrites | None) -> None:
-        """Queues the passes before a decode step. `writes` are at most as many as their rows."""
+        """Queues the passes before a decode step; `writes` has at most one entry for each row."""
         rows = self.bucket(plan)
         packed = self._pack(plan, rows, writes)
         last = int(packed[LASTS].max())
@@ -123,35 +123,35 @@ class DraftPasses(ABC):
             self._captured[rows, self._kind(place, last, plan.filtered)].replay()
 
     def layer_inputs(self) -> LayerInputs | None:
-        """What a step has to keep of its layers."""
+        """The inputs of layers that a step must keep; None if there are none."""
         return LayerInputs(self.layers) if self.layers else None
 
     @abstractmethod
     def after_decode(self, batch: Batch, places: Tensor) -> None:
-        """Ends the layers of a captured decode step; `places` as in `begin_drafted`."""
+        """Runs after the layers of a captured decode step; `places` as in `begin_drafted`."""
 
     @abstractmethod
     def after_body(self, batch: Batch, following: Tensor) -> None:
         """Writes the KV of all tokens of a captured body.
 
-        `following [tokens]` int32 is the token behind each, where the host knows it.
+        `following [tokens]` int32 is the token after each, if the host has it.
         """
 
     @abstractmethod
     def after_head(self, located: LocatedRows, rows: Tensor) -> None:
-        """Ends the layers of a captured head; `rows` are its tokens in the body."""
+        """Runs after the layers of a captured head; `rows` are its tokens in the body."""
 
     @abstractmethod
     def follow(self, results: Tensor) -> None:
-        """Queues what follows a step; `results [5, rows]` as in `end_drafted`, padding included."""
+        """Queues work after a step; `results [5, rows]` as in `end_drafted`, padding included."""
 
     @abstractmethod
     def _kind(self, place: int, last: int, filtered: bool) -> PassKind:
-        """The kind of the pass at a place, of those before a step up to the place `last`."""
+        """The kind of the pass at `place`; passes before the step have the places 0 to `last`."""
 
     @abstractmethod
     def _last_places(self, drafts: Int32Array) -> Int32Array:
-        """The places of the last passes of sequences with so many drafts; -1 for none."""
+        """The places `[n]` of the last passes of sequences with `drafts [n]` drafts; -1: none."""
 
     @abstractmethod
     def _hidden(
@@ -166,7 +166,7 @@ class DraftPasses(ABC):
             indexed: the same for torch's operations, whose indices must be valid then, too.
 
         Returns:
-            What `_compute_logits` reads, `[rows, hidden]`; None for a pass that guesses nothing.
+            The input of `_compute_logits`, `[rows, hidden]`; None for a pass that guesses nothing.
         """
 
     @abstractmethod
@@ -209,7 +209,7 @@ class DraftPasses(ABC):
             self._history,
             slots.block_tables,
         )
-        # The values of `located` are undefined while kernels are collected, so they are no indices.
+        # The values of `located` are undefined while kernels are collected, so not valid indices.
         indexed = self._history.locate(inputs[SLOTS], inputs[PLACES], inputs[OFFSETS])
         hidden = self._hidden(kind, embedded, located, indexed)
         if hidden is None or kind.filtered is None:
@@ -217,7 +217,7 @@ class DraftPasses(ABC):
         logits = self._compute_logits(hidden, self._logits[:rows])
         state = ops.gather_sampling(slots.sampling, located.slots, located.indices)
         drawn = ops.sample(logits, state, kind.filtered)
-        # Logits that are not finite may give a token that is not in the vocabulary.
+        # Logits that are not finite may lead to a token outside the vocabulary.
         drawn = torch.where(hidden.isfinite().all(-1), drawn, 0)
         keep_guesses(self._history, indexed, inputs[PLACES], drawn)
         inputs[PLACES].add_(1)
@@ -227,13 +227,13 @@ class DraftPasses(ABC):
 
 
 class ModelPasses(DraftPasses):
-    """Passes of a draft model, whose KV of a position is that of the token there.
+    """Passes of a draft model, whose KV of a position is that of the token at this position.
 
-    Pass 0 computes the last token, pass j the guess of pass j - 1. If a sequence of a step has k
-    drafts and none has more, k + 1 passes run before the step. The last one writes KV only. A step
-    computes the last token and the guesses, and the passes have written the KV of these. If another
-    drafter has made the guesses, passes compute those and guess nothing. Steps with prompts write
-    the KV of all their tokens.
+    Pass 0 computes the last token, pass j the guess of pass j - 1. If k is the most drafts of a
+    sequence in a step, k + 1 passes run before the step. The last one writes KV only. So the passes
+    write the KV of the last token and of the guesses, which the step computes. If another drafter
+    has made the guesses, passes compute them and guess nothing. Steps with prompts write the KV of
+    all their tokens.
     """
 
     kinds = (PassKind(True), PassKind(False), PassKind(None))
@@ -291,7 +291,7 @@ def keep_guesses(history: TokenHistory, rows: LocatedRows, places: Tensor, drawn
     slots, most = rows.slots, history.guesses.shape[1]
     own = (history.guessed[slots] == places) & (rows.lengths > 0)
     own &= (places == 0) | (history.drafters[slots] == MODEL)
-    # All rows of the padding slot write the values that it has.
+    # All rows of the padding slot write back its present values.
     at = (slots, places.clamp(max=most - 1))
     history.guesses[at] = torch.where(own, drawn, history.guesses[at])
     history.guessed[slots] += own

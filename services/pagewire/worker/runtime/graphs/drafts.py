@@ -23,7 +23,7 @@ DRAFTER = np.array(
 
 @dataclass(frozen=True, slots=True)
 class DraftedHandle(EagerHandle):
-    """A submitted step of such a worker. It reads the results `[5, rows or more]`."""
+    """A submitted step on a device that drafts. It reads the results `[5, rows or more]`."""
 
     plan: DevicePlan | None = None
 

@@ -1,8 +1,8 @@
-"""Copies on the stream of steps that are queued by the driver itself.
+"""Copies on the stream of steps, queued by direct calls of the driver.
 
-A copy of torch's looks up streams, notes events for its allocator and gives the interpreter's lock
-away. To get that back may take as long as a turn of another thread. These calls take a few
-microseconds and keep it.
+A copy by torch looks up streams, records events for its allocator and releases the interpreter
+lock. Getting the lock back may take as long as another thread's turn. These calls take a few
+microseconds and keep the lock.
 """
 
 from __future__ import annotations

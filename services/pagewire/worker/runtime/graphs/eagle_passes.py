@@ -1,4 +1,4 @@
-"""Passes of an EAGLE-3 head before captured steps, and what follows these."""
+"""Passes of an EAGLE-3 head before captured steps, and its work after them."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -24,13 +24,15 @@ from pagewire.worker.runtime.graphs.draft_passes import (
 class EaglePasses(DraftPasses):
     """Passes of a head, whose KV of a position is that of the target's state and the next token.
 
-    The head's output at the end of each sequence is kept by slot. Pass 0 guesses from it and runs
-    no layer. Pass j computes the guess of pass j - 1 at the position before it, with the output
-    kept, and keeps its own. So k drafts take k passes, and a step without drafts takes none.
+    The head's output at the end of each sequence is kept by slot. Pass 0 guesses from this output
+    and runs no layer. Pass j computes the guess of pass j - 1 at the position before it, with the
+    kept output, and keeps its own output. So k drafts take k passes, and a step without drafts
+    takes none.
 
-    Behind each step a graph writes the KV of all its tokens that belong to outputs, with the
-    target's states and the tokens drawn. It replaces the KV that passes wrote with the head's own
-    states. Bodies of steps with prompts write the KV of tokens whose next one the host knows.
+    After each step, a graph writes the KV of all its tokens that belong to outputs, from the
+    target's states and the drawn tokens. It replaces the KV of the passes, which came from the
+    head's own states. Bodies of steps with prompts write the KV of tokens whose next token the host
+    has.
     """
 
     kinds = (
@@ -55,12 +57,12 @@ class EaglePasses(DraftPasses):
         self.layers = head.inputs
         self._logits.fill_(-torch.inf)
         embedding, hidden = head.decoder.weights.embedding, head.config.hidden_size
-        # [slots + 1, hidden], with the padding slot; before a step, those of its guesses.
+        # [slots + 1, hidden], with the padding slot; before a step, outputs of its guesses.
         self._outputs = embedding.new_zeros(limits.num_slots + 1, hidden)
         # The fused states of the tokens of a body, until its head has run.
         self._of_body = embedding.new_zeros(limits.max_num_batched_tokens, hidden)
         # Of the step's rows, padding included. Each is a tensor of its own, so that places are
-        # valid ones while kernels are collected, whatever the number of rows.
+        # valid for any number of rows while kernels are collected.
         self._step_buckets = step_buckets
         most, device = step_buckets[-1], embedding.device
         self._states = embedding.new_zeros(most, hidden)
@@ -116,8 +118,8 @@ class EaglePasses(DraftPasses):
     def _hidden(
         self, kind: PassKind, embedded: Tensor, rows: LocatedRows, indexed: LocatedRows
     ) -> Tensor | None:
-        # Kernels read positions and lengths before the kernel ahead of them has ended, so these
-        # come first.
+        # Kernels read positions and lengths before the preceding kernel has ended, so these are
+        # computed first.
         positions, lengths = (rows.positions - 1).clamp(min=0), (rows.lengths - 1).clamp(min=0)
         states = self._outputs[indexed.slots]
         if kind.first:
@@ -133,7 +135,7 @@ class EaglePasses(DraftPasses):
     def _take(
         self, states: Tensor, slots: Tensor, positions: Tensor, places: Tensor | None
     ) -> None:
-        """Keeps what `_follow` needs of a step's rows; `places` None: all are 0."""
+        """Keeps the values of a step's rows for `_follow`; `places` None: all are 0."""
         rows = len(states)
         self._states[:rows] = states
         self._row_slots[:rows] = slots
@@ -141,7 +143,7 @@ class EaglePasses(DraftPasses):
         self._places[:rows] = 0 if places is None else places
 
     def _follow(self, rows: int) -> Tensor:
-        """Writes the KV of the rows that belong to outputs; returns the outputs kept by slot."""
+        """Writes the KV of the rows that belong to outputs; returns the kept outputs by slot."""
         places, results = self._places[:rows], self._results[:, :rows]
         counts = results[COUNTS][self._numbers[:rows] - places]
         taken = places < counts

@@ -1,9 +1,9 @@
-"""Lets the device wait for masks, so that the host need not: steps behind them are launched ahead.
+"""Lets the device wait for masks instead of the host, so that later steps are launched ahead.
 
-A captured step with constrained rows has a branch beside its layers. There one small kernel looks
-at the stamps in the host's memory until they are those of the step's tokens, see `MaskMemory`, and
-another one copies the masks. No thread of the worker takes part, so the interpreter's lock delays
-no mask, and to launch such a step takes no call more than another one.
+A captured step with constrained rows has a branch beside its layers. There, one small kernel polls
+the stamps in the host's memory until they reach those of the step's tokens, see `MaskMemory`.
+Another kernel copies the masks. No thread of the worker takes part, so the interpreter lock delays
+no mask, and the launch of such a step needs no additional call.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from pagewire.worker.runtime.upload import pin, unpin
 MASK_ROWS, TURNS, STAMPS = range(3)
 NUM_INPUTS = 4
 
-# Rows that are waited for and then copied while others are waited for.
+# Rows of one wait. Their masks are copied before the wait for the next rows.
 ROWS = 32
 
-# Steps whose waits have a place at the same time. Fewer are in flight.
+# Places for the waits of steps. Fewer steps are in flight.
 PLACES = 128
 
 
@@ -48,7 +48,7 @@ class MaskGate:
         self._host = torch.from_numpy(memory.padded_masks)  # [slots, words]
         self._ready = torch.from_numpy(memory.ready)  # [slots]
         self._masks = torch.full_like(self._host, -1, device=device)  # [slots, words]
-        # When the layers of a step have ended; how long each step has then waited for masks.
+        # The time when the layers of a step ended; the time that each step then waited for masks.
         self._began = torch.zeros(1, dtype=torch.int64, device=device)
         self._waits = torch.zeros(PLACES, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._waited_ns = self._waits.numpy()
@@ -56,7 +56,10 @@ class MaskGate:
         self._device = device
 
     def begin(self, inputs: Tensor) -> None:
-        """Fetches masks beside what is captured next, until `end`; `inputs [NUM_INPUTS, rows]`."""
+        """Fetches masks parallel to the next captured work until `end`.
+
+        `inputs` is `[NUM_INPUTS, rows]`.
+        """
         rows, stamps = inputs[MASK_ROWS], inputs[STAMPS:].view(-1).view(torch.int64)
         with self._beside():
             for some, wanted in zip(rows.split(ROWS), stamps.split(ROWS), strict=True):
@@ -64,7 +67,7 @@ class MaskGate:
                 self._ops.fetch_masks(self._host, some, self._masks)
 
     def end(self, logits: Tensor, inputs: Tensor) -> None:
-        """Masks `logits [rows, vocabulary]` in place, once the masks are there."""
+        """Waits for the masks, then masks `logits [rows, vocabulary]` in place."""
         self._ops.begin_wait(self._began)
         self._join()
         self._ops.end_wait(self._began, self._waits, inputs[TURNS])
@@ -73,11 +76,11 @@ class MaskGate:
     def pack(self, packed: Int32Array, step: StepMasks, timer: DeviceTimer) -> None:
         """Fills `packed [NUM_INPUTS, rows]` for a step that is launched next.
 
-        `timer` does not count the time in which the device waits for masks: the scheduler has more
-        steps in flight where they are short.
+        `timer` does not count the time that the device waits for masks: the scheduler has more
+        steps in flight if steps are short.
         """
         if step.compiles():
-            self._thread.post(step.wait)  # which gives up rows that hold up the others for long
+            self._thread.post(step.wait)  # it gives up rows that delay the others too long
         packed[MASK_ROWS] = -1
         packed[MASK_ROWS, step.rows] = step.slots
         packed[STAMPS:].reshape(-1).view(np.int64)[step.rows] = step.stamps
@@ -96,7 +99,7 @@ class MaskGate:
 
     @contextmanager
     def _beside(self) -> Iterator[None]:
-        """What is queued inside runs beside what follows on the current stream, until `_join`."""
+        """Work queued inside runs parallel to later work of the current stream, until `_join`."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             yield

@@ -38,7 +38,7 @@ from pagewire.worker.runtime.graphs.mixed_layout import (
 from pagewire.worker.runtime.graphs.staging import Staging
 from pagewire.worker.runtime.timer import DeviceTimer
 
-# Rows of the inputs of a head. Behind them are those for masks.
+# Rows of the inputs of a head. The rows for masks follow them.
 ROWS, SLOTS, INDICES, LENGTHS = range(4)
 NUM_INPUTS = 4
 
@@ -71,8 +71,8 @@ class MixedGraphs:
     ) -> None:
         """Heads write their logits to the first rows of `logits [rows, vocab]`.
 
-        Those with constrained rows write their input to the first rows of `hidden [rows, hidden]`.
-        Bodies write the KV of a drafter that has `passes`, too.
+        Heads with constrained rows write their input to the first rows of `hidden [rows, hidden]`.
+        Bodies also write the KV of a drafter that has `passes`.
         """
         weights, config = decoder.weights, decoder.config
         self._decoder = decoder
@@ -164,7 +164,7 @@ class MixedGraphs:
     def _head(self, rows: int, filtered: bool, masked: bool) -> Tensor:
         """Last layer, logits and sampling of some rows: tokens `[rows]` int32.
 
-        With a history it gives the results `[5, rows]`.
+        With a history it returns the results `[5, rows]`.
         """
         inputs = self._rows(rows, masked)
         if masked:

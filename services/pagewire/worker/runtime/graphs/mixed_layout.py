@@ -45,7 +45,7 @@ class BodyInputs(Generic[Values]):
     token_ids: Values  # [tokens], LAST_SAMPLED for decode rows
     positions: Values  # [tokens]
     slots: Values  # [tokens]
-    following: Values  # [tokens], the known token behind each; 0 where none is known
+    following: Values  # [tokens], the known token after each; 0 if none is known
     decode_lengths: Values  # [decodes], KV tokens; -1 is padding
     chunk_slots: Values  # [chunks]
     chunk_starts: Values  # [chunks + 1]
@@ -124,7 +124,7 @@ def body_batch(inputs: BodyInputs[Tensor], size: BodySize, last_tokens: Tensor) 
 
 
 def located_body(inputs: BodyInputs[Tensor], history: TokenHistory) -> BodyInputs[Tensor]:
-    """The inputs with the places of the decode rows, which only the device knows."""
+    """The inputs with the places of the decode rows, which only the device has."""
     decode = inputs.token_ids == LAST_SAMPLED
     places = torch.zeros_like(inputs.slots)
     rows = history.locate(inputs.slots, places, places)

@@ -30,7 +30,7 @@ class SharedPrefixes:
         self._buffer = torch.zeros(length, dtype=torch.int32, device=device)
         self._staging = Staging(length)
         self._copied: tuple[tuple[StepPrefixGroup, ...], int] = ((), 0)
-        # The slots of the rows that were copied. Compared only where a slot may have several rows.
+        # The slots of the copied rows. Compared only if a slot may have several rows.
         self._slots: Int32Array | None = None
         self._drafts = limits.drafts_on_device
 

@@ -31,13 +31,13 @@ class Staging:
         self._next = 0
 
     def copy_to(self, target: Tensor, fill: Int32Array) -> None:
-        """Queues a copy of `fill` to `target`, of as many elements, on the stream of steps."""
+        """Queues a copy of `fill` to `target`, of the same size, on the stream of steps."""
         assert target.is_contiguous()
         assert target.numel() == fill.size
         turn = self._next
         self._next = (turn + 1) % STAGING_BUFFERS
         copied = self._copied[turn]
-        if not copied.query():  # which keeps the interpreter's lock, as waiting does not
+        if not copied.query():  # unlike waiting, this keeps the interpreter lock
             copied.synchronize()
         self._arrays[turn][: fill.size] = fill.ravel()
         copy_to_device(target.data_ptr(), self._addresses[turn], fill.nbytes)
@@ -45,7 +45,7 @@ class Staging:
 
 
 class ResultBuffers:
-    """Pinned memory for the results of steps in flight, used again once they are read."""
+    """Pinned memory for the results of steps in flight, reused once they are read."""
 
     def __init__(self, size: int) -> None:
         """Results have up to `size` values."""
@@ -53,9 +53,9 @@ class ResultBuffers:
         self._free: deque[Tensor] = deque()
 
     def copy(self, results: Tensor) -> Callable[[], Int32Array]:
-        """Queues a copy of `results` int32 to the host; returns what reads it, once it is done.
+        """Queues a copy of `results` int32 to the host; returns a function that reads the copy.
 
-        Any thread may read.
+        Call it on any thread, once the copy is done.
         """
         assert results.is_contiguous()
         try:
@@ -73,7 +73,7 @@ class ResultBuffers:
 
 
 def pack_writes(packed: Int32Array, writes: TableWrites | None, padding_slot: int) -> None:
-    """Fills the rows of `packed [inputs, rows]` for at most as many writes to block tables."""
+    """Fills the inputs of `packed [inputs, rows]` for at most `rows` writes to block tables."""
     packed[WRITE_SLOTS] = padding_slot
     if writes is not None:
         count = len(writes.slots)
