@@ -31,8 +31,8 @@ def divided(x, scale, INTERPRETED: tl.constexpr):
 
     The remainder corrects the product with the rounded inverse (Markstein, 1990, "Computation of
     elementary functions on the IBM RISC System/6000 processor"): a few operations, where the
-    division takes a dozen and a branch. With a small scale, both are multiplied by 2^64 first, so
-    that the inverse is finite. Triton's interpreter divides, because its `fma` rounds twice.
+    division takes a dozen and a branch. If `scale` is small, `x` and `scale` are multiplied by 2^64
+    first, so that the inverse is finite. Triton's interpreter divides: its `fma` rounds twice.
     """
     if INTERPRETED:
         return tl.div_rn(x, scale)
