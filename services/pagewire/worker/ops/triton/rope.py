@@ -298,7 +298,7 @@ def _qk_norm_rope_kv_write_kernel(
     tokens,
     table_stride,
     HEAD_DIM: tl.constexpr,
-    HIDDEN: tl.constexpr,  # 0 if nothing is to be divided
+    HIDDEN: tl.constexpr,  # 0 if nothing is divided
     QUERY_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,

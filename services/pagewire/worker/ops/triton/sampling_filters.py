@@ -271,7 +271,7 @@ def _threshold_kernel(
 def kept_thresholds(logits: Tensor, state: SamplingState, adjusted: Tensor | None = None) -> Tensor:
     """Return the smallest logit that the filters of each row keep, `[rows]` float32.
 
-    It is `reference.sampling.kept_thresholds` for all rows, and -inf for greedy ones.
+    Equal to `reference.sampling.kept_thresholds`, and -inf for greedy rows.
 
     Args:
         logits: `[rows, vocabulary]`; the rows may have any stride.

@@ -66,7 +66,7 @@ def check_layout(
 
 @triton.jit
 def window_begin(length, WINDOW: tl.constexpr, RUN: tl.constexpr):
-    """Return the first position of the last one's window, rounded down to the start of a run."""
+    """Return the start of the last position's window, rounded down to the start of a run."""
     return tl.maximum(length - WINDOW, 0) // RUN * RUN
 
 

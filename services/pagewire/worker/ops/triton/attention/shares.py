@@ -9,7 +9,7 @@ short ones is spread over the whole device. Rows of length 0, which pad a captur
 units. Lengths are read on the device only, so a captured CUDA graph stays valid while they grow.
 
 If lengths are so similar that shares of whole segments are almost equal, no segment is cut, and
-there is nothing to merge. See docs/decisions/decode-attention-shares.md.
+no piece is merged. See docs/decisions/decode-attention-shares.md.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Kernels of decode steps whose rows may be drafts: `begin` and `end` run before and after layers.
 
-`protocol.speculation` defines how many rows a step has. Attention and sampling use the same kernels
+`protocol.speculation` chooses how many rows a step has. Attention and sampling use the same kernels
 for drafted rows as for other rows.
 """

@@ -20,7 +20,7 @@ STEP = 8  # segments whose loads are issued together
 
 @dataclass(frozen=True, slots=True)
 class Partials:
-    """Segments before they are folded, for the query heads of a KV head; float32."""
+    """Segments before they are folded, for the query heads of one or all KV heads; float32."""
 
     out: Tensor  # [segments, heads, head_dim], sums of weighted values
     stats: Tensor  # [segments, 2, heads], largest scores in base 2, then sums of weights

@@ -5,8 +5,8 @@ of TILE, both from position 0. Each segment starts its own softmax, computed onl
 (`attend_tile`). Segments are then added in the order of their positions (`fold`). So it does not
 matter which program computes a segment, or whether its queries are of a decode step or a prompt.
 
-The layout of threads does not change the accumulators of tensor cores, maxima, and the sum of the
-weights of a tile. These weights are multiples of 2^-17 and at most 1, so a sum of 64 weights is
+The layout of threads does not change the accumulators of tensor cores, the maxima, or the sum of
+the weights of a tile. These weights are multiples of 2^-17 and at most 1, so a sum of 64 weights is
 exact in float32.
 
 A tile in which a row sees no position leaves that row's bits unchanged, and so does such a segment:
@@ -50,8 +50,8 @@ def check_options(
 def without_origin(numbers, INTERPRETED: tl.constexpr):
     """Return `numbers` so that the compiler cannot detect that they were loaded as FP8.
 
-    If it could, a thread that uses mma.sync would hold four adjacent columns of an operand instead
-    of two. Then instructions add other columns than wgmma does, and sums round differently.
+    Otherwise a thread that uses mma.sync holds four adjacent columns of an operand instead of two.
+    Then instructions add other columns than wgmma does, and sums round differently.
     """
     if INTERPRETED or numbers.dtype == tl.float32:
         return numbers

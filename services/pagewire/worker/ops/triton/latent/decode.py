@@ -22,7 +22,7 @@ from pagewire.worker.ops.triton.attention.shared_prefix import Pieces
 from pagewire.worker.ops.triton.attention.shares import DecodePlan, cut, plan_shares
 from pagewire.worker.ops.triton.latent.heads import check_layout, heads_of_tile
 
-_ROWS = 16  # least of a matrix instruction
+_ROWS = 16  # least rows of a matrix instruction
 
 
 @dataclass(frozen=True, slots=True)

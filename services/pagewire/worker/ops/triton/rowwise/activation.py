@@ -98,7 +98,7 @@ def _silu_mul_kernel(
     intermediate,
     gate_up_stride,
     eps,
-    HIDDEN: tl.constexpr,  # 0 if nothing is to be divided
+    HIDDEN: tl.constexpr,  # 0 if nothing is divided
     BLOCK: tl.constexpr,
     BLOCK_H: tl.constexpr,
     GIVEN: tl.constexpr,
