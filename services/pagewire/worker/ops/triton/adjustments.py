@@ -1,8 +1,8 @@
 """Biases, bans and penalties of logits.
 
-One kernel writes the adjusted logits of the rows that have biases or penalties. The kernels after
-it read these (`load_chunk`) and need no registers for adjustments. They read all other rows from
-the logits of the model and ban stop tokens themselves.
+One kernel writes the adjusted logits of the rows that have biases or penalties. Later kernels read
+these logits (`load_chunk`) and need no registers for adjustments. They read all other rows from the
+logits of the model and ban stop tokens themselves.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pagewire.worker.ops.integers import cdiv, next_power_of_2
 
 CHUNK = 4096
 WARPS = 8
-# Programs of a chunk, each with a run of rows. Most rows have nothing to adjust, so few programs
-# are faster than one for each row.
+# Programs of a chunk, each with a run of rows. Most rows have no adjustments, so few programs are
+# faster than one for each row.
 RUNS = 16
 # Rows begin at multiples of this many values, where loads of 16 bytes are possible.
 _ALIGNMENT = 16
@@ -40,7 +40,7 @@ _MAX_COUNTED = tl.constexpr(contract.MAX_COUNTED)
 
 @triton.jit
 def load_chunk(source, row, ids, ADJUSTED: tl.constexpr):
-    """Load the adjusted logits of one row at `ids`, as float32; -inf behind the vocabulary.
+    """Load the adjusted logits of one row at `ids`, as float32; -inf past the vocabulary.
 
     `source` is a tuple of kernel arguments: `logits_ptr, stride, vocabulary, index_ptr,
     min_tokens_ptr, stop_ids_ptr, kinds_ptr, adjusted_ptr, adjusted_stride`.

@@ -12,8 +12,9 @@ def compute_cache_keys() -> None:
     """Compute the cache keys of all jitted functions, in a fixed order.
 
     Triton caches the key of a function when it first computes it. The key includes the globals of
-    the functions that it calls only if their keys were computed before. In the order of launches,
-    which differs between processes, a process would not find what another one compiled.
+    the functions that it calls only if their keys were computed before. The order of launches
+    differs between processes: in that order, a process would not find kernels that another one
+    compiled.
     """
     modules = walk_packages(package.__path__, f"{package.__name__}.")
     for name in sorted(module.name for module in modules):

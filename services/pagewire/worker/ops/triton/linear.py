@@ -1,17 +1,17 @@
 """Linear layers for few tokens: a matrix-vector kernel and a skinny GEMM kernel.
 
-On Hopper the skinny GEMM is that of `streamed`, for more shapes and tokens; elsewhere it is the one
-below.
+On Hopper the skinny GEMM is the kernel of `streamed`, for more shapes and tokens. On other GPUs it
+is the kernel below.
 
 With few tokens the time of a GEMM is the time to read its weights. Both kernels therefore read the
 weights once and compute the operations around the GEMM as well. The matrix-vector kernel also folds
 in the norm of its input: with norm weight g, `rms_norm(x) @ W.T` is
-`((x * g) @ W.T) * rsqrt(mean(x^2) + eps)`. So one pass gives the dot products and the sum of
-squares, and no program waits for a statistic of another one.
+`((x * g) @ W.T) * rsqrt(mean(x^2) + eps)`. So one pass computes the dot products and the sum of
+squares, and no program waits for a sum of another program.
 
-For more tokens, `linear_config` chooses cuBLAS, and the other operations run as kernels of their
-own. If g is already multiplied into the weights, the norm still needs no kernel: the kernel after
-the GEMM multiplies by `rsqrt(mean(x^2) + eps)` (`unscaled` in `rope` and `activation`).
+For more tokens, `linear_config` chooses cuBLAS, and separate kernels compute the other operations.
+If g is already multiplied into the weights, the norm still needs no kernel: the kernel after the
+GEMM multiplies by `rsqrt(mean(x^2) + eps)` (`unscaled` in `rope` and `activation`).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _vector_kernel(
     A program computes ROWS weight rows times all TOKENS tokens. The grid is `[weight rows / ROWS]`.
     With more than one token, BLOCK_K covers K.
 
-    NORM: the input is normalized. NORM_WEIGHT: its norm has a weight, which is not yet multiplied
+    NORM: the input is normalized. NORM_WEIGHT: the norm has a weight, which is not yet multiplied
     into `weight`. GATED: `weight` is `[2 * features, K]`, and the output is `silu(gate) * up`. ADD:
     the result is added to `out`. BIAS: a bias is added.
     """
@@ -130,7 +130,7 @@ def _vector_kernel(
         if BIAS:
             out += bias
         if ADD:
-            # Not rounded before: the kernel would be up to a fifth slower.
+            # Rounding the product first would make the kernel up to a fifth slower.
             out += residuals[token].to(tl.float32)
         out = out.to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + token * features + output, out, mask=output < features)
@@ -164,8 +164,7 @@ def _skinny_kernel(
 
     With ADD or GATED the next kernel is another GEMM, which may load its first weights at once.
     Without them it is RoPE or sampling, which may read `x` before it waits (`waited_for` in
-    `rope`). It is therefore allowed to start only after this kernel has waited, when `x` is
-    complete.
+    `rope`). So the next kernel may start only after this kernel has waited, when `x` is complete.
     """
     if PDL and (ADD or GATED):
         gdc_launch_dependents()
@@ -219,7 +218,7 @@ def linear(
     if config is None:
         if bias is None:
             return gemm(x, weight, out)
-        return torch.addmm(bias, x, weight.t(), out=out)  # as F.linear does, which takes no `out`
+        return torch.addmm(bias, x, weight.t(), out=out)  # as F.linear, which has no `out`
     if out is None:
         out = x.new_empty((x.shape[0], weight.shape[0]))
     return _launch(x, weight, out, config, bias=bias)
@@ -277,7 +276,7 @@ def norm_gate_up_silu_mul(
 
 
 def choose_config(x: Tensor, weight: Tensor, gated: bool = False) -> Config | None:
-    """Return the kernel and tiles for `x [tokens, k]` and a weight `[rows, k]`; None is cuBLAS."""
+    """Return the kernel and tiles for `x [tokens, k]` and `weight [rows, k]`; None means cuBLAS."""
     (tokens, k), rows = x.shape, weight.shape[0]
     config = linear_config(tokens, rows, k, weight.element_size())
     if isinstance(config, VectorConfig) and tokens <= MAX_VECTOR_TOKENS:

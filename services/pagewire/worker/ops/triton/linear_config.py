@@ -129,7 +129,7 @@ TABLE: dict[tuple[int, int], dict[int, Config]] = {
 
 
 def linear_config(tokens: int, rows: int, k: int, item_size: int) -> Config | None:
-    """Choose the kernel for a weight `[rows, k]`; None is cuBLAS.
+    """Choose the kernel for a weight `[rows, k]`; None means cuBLAS.
 
     The matrix-vector kernel is compiled for an exact number of tokens, so it is used only for the
     numbers in the table. The skinny kernel is compiled for the next power of two.
@@ -137,7 +137,7 @@ def linear_config(tokens: int, rows: int, k: int, item_size: int) -> Config | No
     Args:
         tokens: rows of the input.
         rows, k: the shape of the weight.
-        item_size: bytes of an element. The table holds for elements of two bytes.
+        item_size: bytes of an element. The table applies to elements of two bytes.
     """
     entries = TABLE.get((rows, k), {}) if item_size == 2 else {}
     config = entries.get(next_power_of_2(tokens))

@@ -37,8 +37,8 @@ def _top_kernel(
 ):
     """Write the maximum of a chunk, its sum of `exp(x - maximum)`, and its TOP largest logits.
 
-    Also how many logits of the chunk are larger than that of the row's token. A program reduces one
-    chunk of one row. The grid is `[chunks, rows]`.
+    Also count the logits of the chunk that are larger than the logit of the row's token. A program
+    reduces one chunk of one row. The grid is `[chunks, rows]`.
     """
     if PDL:
         gdc_launch_dependents()
@@ -81,7 +81,7 @@ def _logprobs_kernel(
     TOP: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Merge the chunks of a row: normalize, and choose the TOP largest of their candidates.
+    """Merge the chunks of a row: normalize, and choose the TOP largest candidates.
 
     A program computes one row. The grid is `[rows]`.
     """

@@ -1,7 +1,7 @@
-"""Masks of constrained rows: awaited, fetched from the host, and applied.
+"""Kernels that wait for the masks of constrained rows, fetch them from the host, and apply them.
 
-Of the logits nothing is read: excluded tokens get -inf. While one small program waits for the
-host, all multiprocessors are free for the layers, which run beside it.
+Logits are not read: excluded tokens get -inf. One small program waits for the host, and leaves all
+multiprocessors free for the layers, which run at the same time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pagewire.worker.ops.integers import cdiv, next_power_of_2
 CHUNK = 4096
 WARPS = 4
 
-# Words that a program copies: each of its threads reads 16 bytes twice over the bus.
+# Words that a program copies: each thread reads 16 bytes twice over the bus.
 PIECE = 1024
 
 
@@ -71,9 +71,9 @@ def _await_kernel(
     rows,
     ROWS: tl.constexpr,
 ):
-    """Wait until the slots of all rows are ready. There is one program.
+    """Wait until the slots of all rows are ready. The grid is `[1]`.
 
-    What it waits for is written by processes of the host, not by other programs.
+    Processes of the host write `ready`; other programs do not.
     """
     row = tl.arange(0, ROWS)
     slots = tl.load(mask_rows_ptr + row, mask=row < rows, other=-1)
@@ -81,7 +81,7 @@ def _await_kernel(
     stamps = tl.load(stamps_ptr + row, mask=masked, other=0)
     late = 1
     while late > 0:
-        # Volatile: loaded anew each time.
+        # Volatile: loaded again in each iteration.
         reached = tl.load(ready_ptr + slots, mask=masked, other=0, volatile=True)
         late = tl.sum((masked & (reached < stamps)).to(tl.int32), 0)
 
@@ -107,7 +107,7 @@ def _fetch_kernel(
         return
     columns = tl.program_id(1) * PIECE + tl.arange(0, PIECE)
     known = columns < words
-    # What a cache has of the host's memory may be of an earlier step.
+    # A cache may hold masks of an earlier step.
     mask = tl.load(host_ptr + slot * words + columns, mask=known, cache_modifier=".cv")
     tl.store(masks_ptr + slot * words + columns, mask, mask=known)
 
@@ -132,7 +132,7 @@ def _now(INTERPRETED: tl.constexpr):
 
 @triton.jit
 def _begin_wait_kernel(began_ptr, INTERPRETED: tl.constexpr):
-    """Note the time."""
+    """Store the time."""
     tl.store(began_ptr, _now(INTERPRETED))
 
 
@@ -147,7 +147,7 @@ def _end_wait_kernel(
     turns_ptr,  # [rows]
     INTERPRETED: tl.constexpr,
 ):
-    """Note how long ago `_begin_wait_kernel` ran, at the index that is the first of `turns`."""
+    """Store the time since `_begin_wait_kernel` in `waits`, at the index `turns[0]`."""
     waited = _now(INTERPRETED) - tl.load(began_ptr)
     tl.store(waits_ptr + tl.load(turns_ptr), waited)
 

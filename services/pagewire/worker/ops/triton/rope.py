@@ -97,11 +97,11 @@ def qk_norm_rope_kv_write(
     """Implement `RopeOps.qk_norm_rope_kv_write`; `qkv`, `unscaled` and `out` are contiguous.
 
     Args:
-        waited_for: True promises that the kernel before this one, which computes `qkv`, lets this
-            kernel start only when `unscaled` is complete, so `unscaled` may be read before the
-            wait. The skinny GEMM does so; it is not known whether cuBLAS's kernels do.
-        inverse: `[tokens]` float32, the inverse root mean squares of `unscaled`, if these are known
-            already; `unscaled` must then be None.
+        waited_for: True promises that the preceding kernel, which computes `qkv`, lets this kernel
+            start only when `unscaled` is complete. So this kernel may read `unscaled` before it
+            waits. The skinny GEMM does so; it is not known whether cuBLAS's kernels do.
+        inverse: `[tokens]` float32, the inverse root mean squares of tokens, if they are already
+            computed; `unscaled` must then be None.
         ordered: whether all sums have one order of addition, and nothing is fused.
         config: the tiles; None chooses them by the number of tokens.
     """
@@ -262,12 +262,12 @@ def _store_fp8(
 ):
     """Store the two halves of heads as FP8 numbers, and a scale for each head.
 
-    `to [tokens, heads, 1]` are the offsets of heads. A head with a value that is not finite
-    gets NaN as its scale.
+    `to [tokens, heads, 1]` are the offsets of heads. If a value of a head is not finite, its scale
+    is NaN.
     """
     highest = tl.maximum(tl.max(tl.abs(first), 2), tl.max(tl.abs(second), 2))[:, :, None]
     scale = tl.maximum(tl.div_rn(highest, highest * 0 + LARGEST), LEAST)
-    # The maximum leaves NaN out. The sum is 0, or NaN if any value is not finite.
+    # The maximum ignores NaN. The sum is 0, or NaN if any value is not finite.
     scale += tl.sum(first * 0.0 + second * 0.0, 2)[:, :, None]
     tl.store(scales_ptr + to // HEAD_DIM, scale, mask=present)
     wide = tl.broadcast_to(scale, first.shape)
@@ -298,7 +298,7 @@ def _qk_norm_rope_kv_write_kernel(
     tokens,
     table_stride,
     HEAD_DIM: tl.constexpr,
-    HIDDEN: tl.constexpr,  # 0 if nothing is to be divided
+    HIDDEN: tl.constexpr,  # 0 if nothing is divided
     QUERY_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -310,7 +310,7 @@ def _qk_norm_rope_kv_write_kernel(
     ORDERED: tl.constexpr,
     Q_NORM: tl.constexpr,
     K_NORM: tl.constexpr,
-    FP8: tl.constexpr,  # whether the caches are
+    FP8: tl.constexpr,  # the caches hold FP8
     LARGEST: tl.constexpr,
     LEAST: tl.constexpr,
     INTERPRETED: tl.constexpr,
@@ -318,8 +318,8 @@ def _qk_norm_rope_kv_write_kernel(
 ):
     """Normalize and rotate queries and keys, and write keys and values to the cache.
 
-    A program computes HEADS heads of TOKENS tokens. The grid is `[tokens / TOKENS, groups]`: groups
-    of query heads come first, then those of key heads, then those of value heads.
+    A program computes HEADS heads of TOKENS tokens. The grid is `[tokens / TOKENS, groups]`: first
+    groups of query heads, then of key heads, then of value heads.
     """
     HALF: tl.constexpr = HEAD_DIM // 2
     Q_GROUPS: tl.constexpr = (QUERY_HEADS + HEADS - 1) // HEADS
@@ -329,7 +329,7 @@ def _qk_norm_rope_kv_write_kernel(
     here = token < tokens
     heads = tl.arange(0, HEADS)
     dim = tl.arange(0, HALF)[None, None, :]
-    # These inputs were written before the kernel that computes `qkv` started: no need to wait.
+    # These inputs were complete before the kernel that computes `qkv` started: no need to wait.
     position = tl.load(positions_ptr + token, mask=here, other=0)
     slot = tl.load(slots_ptr + token, mask=here, other=0)
     angle = (position * HEAD_DIM)[:, None, None] + dim

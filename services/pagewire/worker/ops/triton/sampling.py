@@ -1,8 +1,8 @@
 """The kernels that draw tokens; `reference.sampling` explains the method.
 
-The vocabulary is cut into chunks of ids, and a program takes a run of chunks. With few rows a run
+The vocabulary is cut into chunks of ids, and a program reads a run of chunks. With few rows a run
 is one chunk, so that a single row fills the device. A program finds the best group of its run in
-one pass over the logits. Then it reads the logits of that group again to draw one of its ids.
+one pass over the logits. Then it reads the logits of that group again to draw an id.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _LARGEST_BELOW_ONE = tl.constexpr(noise.LARGEST_BELOW_ONE)
 _SERIES_BELOW = tl.constexpr(noise.SERIES_BELOW)
 _LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
 _LOG2_E = tl.constexpr(LOG2_E)
-# Adding and subtracting it rounds a weight to a multiple of 2^-20. A sum of eight such weights,
-# each 1 at most, is exact in float32.
+# Adding and subtracting 8 rounds a weight to a multiple of 2^-20. A sum of eight such weights, each
+# 1 at most, is exact in float32.
 _ROUND = tl.constexpr(8.0)
 
 
@@ -67,7 +67,7 @@ def _noise_bits(seed, index, numbers):
 
 @triton.jit
 def _log(x, FAST: tl.constexpr):
-    """Return the natural logarithm; FAST is the GPU's own, to 22 bits, not in the interpreter."""
+    """Return the natural logarithm; FAST is the GPU's, to 22 bits, which the interpreter lacks."""
     if FAST:
         return libdevice.fast_logf(x)
     else:
@@ -196,7 +196,7 @@ def sample(
     """Implement `SamplingOps.sample`; the rows of `logits` may have any stride.
 
     With `filtered` False, no kernels of filters and adjustments are launched. Graphs of batches
-    without filters capture this variant. With `exact` both variants have the same bits for rows
+    without filters capture this variant. With `exact` both variants return the same bits for rows
     without filters.
     """
     rows, vocabulary = logits.shape

@@ -1,12 +1,12 @@
 """The kernels of top-k, top-p and min-p: a radix search for the smallest logit that is kept.
 
 Nothing is sorted. float32 values map to unsigned integer keys of the same order. Each step of the
-search fixes the next `DIGIT_BITS` bits of the key of the pivot, from the top. For each candidate of
-these bits it counts the logits at or above the candidate (top-k) or sums their weights (top-p). A
-step is one launch, whose programs first read the sums of the step before.
+search fixes the next `DIGIT_BITS` bits of the pivot's key, from the top. For each candidate of
+these bits, a step counts the logits at or above the candidate (top-k) or sums their weights
+(top-p). A step is one launch, whose programs first read the sums of the previous step.
 
-Sums are taken over fixed chunks of the vocabulary and added in a fixed order, so the tokens that a
-row keeps do not depend on its batch.
+Sums over fixed chunks of the vocabulary are added in a fixed order, so the tokens that a row keeps
+do not depend on its batch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _smallest_logit(key):
     """Return the smallest float32 whose key is at least `key`.
 
     The key of a positive float is its bits with the sign bit set. The key of a negative float is
-    the complement of its bits. Keys below that of -inf belong to no number and give -inf.
+    the complement of its bits. For keys below the key of -inf, the result is -inf.
     """
     key = tl.maximum(key, 0x007FFFFF)
     bits = tl.where(key >= 0x80000000, key ^ 0x80000000, key ^ 0xFFFFFFFF)
@@ -61,7 +61,7 @@ def _step_sums(sums_ptr, step, row, chunks, rows, CHUNKS: tl.constexpr):
 
 @triton.jit
 def _narrow(prefix, sums, target, shift):
-    """Append to the prefix of the pivot the largest digit whose sum reaches the target."""
+    """Append the largest digit whose sum reaches the target to the prefix of the pivot."""
     reached = tl.sum((sums >= target).to(tl.int32))
     return prefix | (tl.maximum(reached - 1, 0).to(tl.uint32) << shift)
 
@@ -80,7 +80,7 @@ def _final_pivot(
 def _top_p_target(sums_ptr, top_p, row, chunks, rows, steps, CHUNKS: tl.constexpr):
     """Return the mass that top-p keeps.
 
-    The mass that top-k and min-p left is the sum of digit 0 in the first step of top-p.
+    The mass after top-k and min-p is the sum of digit 0 in the first step of top-p.
     """
     return top_p * tl.max(_step_sums(sums_ptr, steps, row, chunks, rows, CHUNKS))
 
@@ -142,8 +142,8 @@ def _search_kernel(
 
     A program sums one chunk of one row. The grid is `[chunks, rows]`. Steps 0 to `steps - 1` count
     for top-k; step 0 also writes the maximum of each chunk to `peaks`. The next `steps` steps sum
-    weights for top-p (MASS). A step writes to `prefixes` the digits that are fixed so far, and to
-    `sums`, for each digit that may come next, the sum over the logits at or above it.
+    weights for top-p (MASS). A step writes the digits that are fixed so far to `prefixes`. For each
+    possible next digit, it writes the sum over the logits at or above that digit to `sums`.
     """
     if PDL:
         gdc_launch_dependents()
@@ -271,7 +271,7 @@ def _threshold_kernel(
 def kept_thresholds(logits: Tensor, state: SamplingState, adjusted: Tensor | None = None) -> Tensor:
     """Return the smallest logit that the filters of each row keep, `[rows]` float32.
 
-    It is `reference.sampling.kept_thresholds` for all rows, and -inf for greedy ones.
+    Equal to `reference.sampling.kept_thresholds`, and -inf for greedy rows.
 
     Args:
         logits: `[rows, vocabulary]`; the rows may have any stride.

@@ -137,8 +137,8 @@ def _begin_kernel(
     tl.store(residual_ptr + row.to(tl.int64) * HIDDEN + columns, values, mask)
 
 
-# Values of `slots` are loaded one by one. The kernel does not depend on the alignment of the
-# pointer, which may be a slice of another tensor, so it is compiled once.
+# Values of `slots` are loaded one by one, so the alignment of `slots`, which may be a slice of
+# another tensor, does not matter: compiled once.
 @triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
 def _gather_kernel(
     slots_ptr,
@@ -193,7 +193,7 @@ def _end_kernel(
     BLOCK: tl.constexpr,
     ADJUSTED: tl.constexpr,
 ):
-    """Keep the token of a row for the next step, and count it if its slot has penalties.
+    """Store the token of a row for the next step, and count it if its slot has penalties.
 
     A program computes one row. The grid is `[rows]`.
     """

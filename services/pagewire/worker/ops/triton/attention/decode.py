@@ -2,15 +2,15 @@
 
 Every program computes an equal share of the batch (`shares`), planned once for all layers. A
 segment (one KV head of one row) within one share is written to the output. A segment that is cut
-leaves a piece in each of its shares, and the pieces are merged (`merge`). For rows with a shared
-prefix, shares cover only the positions behind it, and the pieces of the prefix (`shared_prefix`)
-join the merge.
+has a piece in each of its shares, and the pieces are merged (`merge`). For rows with a shared
+prefix, shares cover only the positions after it, and the pieces of the prefix (`shared_prefix`) are
+merged as well.
 
 The preceding kernel may be attention as well: of the prefill chunks of the batch, or of shared
-prefixes. Decode attention needs no result of it and runs at the same time, since one kernel mostly
-computes while the other mostly reads. The queries are complete, because the preceding kernel waits
-for them before it lets this kernel start. A kernel that waits for decode attention must find both
-complete, so decode attention waits for the preceding kernel at its end.
+prefixes. Decode attention does not need its result and runs at the same time, since one kernel
+mostly computes while the other mostly reads. The queries are complete, because the preceding kernel
+waits for them before it lets decode attention start. A kernel that waits for decode attention must
+find both complete, so decode attention waits for the preceding kernel at its end.
 See docs/decisions/attention-overlap.md.
 """
 
@@ -52,7 +52,7 @@ class DecodeConfig:
 
     @property
     def registers(self) -> int:
-        """The most registers of a thread, a multiple of 8, with which all programs run at once."""
+        """The most registers of a thread with which all programs run at once, a multiple of 8."""
         each = REGISTERS // (32 * self.warps * self.programs)
         return min(255, each - each % 8)
 
@@ -78,8 +78,8 @@ def decode_attention(
 ) -> Tensor:
     """Implement `AttentionOps.decode_attention`.
 
-    With a window, each row reads its own positions, shared or not. `config` sets tiles and launch
-    options; None chooses them by dtype, head size and rows.
+    With a window, each row reads all its positions itself, shared or not. `config` sets tiles and
+    launch options; None chooses them by dtype, head size and rows.
     """
     check_layout(q, k_cache, v_cache, scales)
     rows, query_heads, head_dim = q.shape
@@ -176,8 +176,8 @@ def decode_attention(
 def decode_config(dtype: torch.dtype, head_dim: int, group: int, rows: int) -> DecodeConfig:
     """Choose tiles and launch options, the fastest on an H200.
 
-    They were found with `benchmarks/kernels/attention.py --sweep` and the time of whole decode
-    steps (docs/decisions/decode-attention-shares.md). Shares are equal, so all programs of a
+    They were chosen by `benchmarks/kernels/attention.py --sweep` and the time of whole decode steps
+    (docs/decisions/decode-attention-shares.md). Shares are equal, so all programs of a
     multiprocessor must run at once. Programs of one warp need no synchronization, but have too few
     registers for large heads or groups. A batch of few rows has few units: small tiles and short
     shares keep more programs busy.

@@ -1,16 +1,16 @@
 """The kernel of decode attention.
 
-A program loops over all tiles of its share, also across segments (one KV head of one row), so that
-keys and values of the next segment are loading while one segment ends. A tile consists of runs of
+One loop of a program covers all tiles of its share, across segments (one KV head of one row), so
+that keys and values of the next segment load while one segment ends. A tile consists of runs of
 positions, each within one block, so a thread's offset within a run is the same in every tile.
 
 Lengths, plan and block tables are loaded while the preceding kernel, which computes the queries,
-may still run. The kernels that wrote them must have ended before that kernel started.
+may still run. So the kernels that wrote them must have ended before the preceding kernel started.
 
-The GEMMs are `k @ q.T` and `v.T @ weights.T`. A tensor core takes at least 16 rows by 8 columns, so
-a group of query heads is padded to 8 columns instead of 16 rows. This halves the padding that is
-multiplied, which saves time when an H200 is at its power limit, and the registers of queries and
-outputs.
+The GEMMs are `k @ q.T` and `v.T @ weights.T`. A tensor core multiplies at least 16 rows by 8
+columns, so a group of query heads is padded to 8 columns instead of 16 rows. This halves the
+registers of queries and outputs. It also halves the padding that is multiplied, which saves time
+when an H200 is at its power limit.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def _kv_of_row(
     WINDOW: tl.constexpr,
     RUN: tl.constexpr,
 ):
-    """Return the length of a row, the first position to read, its block table.
+    """Return the length of a row, the first position to read, and its block table.
 
-    That position is behind the row's shared prefix, or in its window.
+    The first position is the one after the row's shared prefix, or in its window.
     """
     length = tl.load(lengths_ptr + row)
     begin = 0
@@ -67,7 +67,7 @@ def _blocks(
     RUN: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Return the block of each run of a tile; scratch block 0 behind `length`."""
+    """Return the block of each run of a tile; scratch block 0 past `length`."""
     blocks = ()
     for run in tl.static_range(TILE // RUN):
         at = position + run * RUN
@@ -104,8 +104,8 @@ def _softmax_start(
 ):
     """Return the largest score `[BLOCK_N]` and the partial sums `[RUN, BLOCK_N]` before any tile.
 
-    A head's sink counts as a position with a value of zeros, once in each row: in the part that has
-    the first tile of a segment, which `whole` says. So the merge of parts knows nothing of sinks.
+    A head's sink counts as a position with a value of zeros. It counts once in a row, in the part
+    that has the first tile of a segment (`whole`), so the merge does not handle sinks.
     """
     highest = tl.full([BLOCK_N], LOWEST, tl.float32)
     norm = tl.zeros([RUN, BLOCK_N], tl.float32)
@@ -140,8 +140,9 @@ def _store_segment(
     """Store the result of a segment, or of the part of it that lies in this share.
 
     `begins` and `ends` say whether the share has the first and the last tile of the segment.
-    `out [BLOCK_N, head_dim]` is the result and `lse [BLOCK_N]` its log-sum-exp. For each query head
-    of the group, `head_row [BLOCK_N]` is its index and `at [BLOCK_N, head_dim]` its offsets.
+    `out [BLOCK_N, head_dim]` is the result and `lse [BLOCK_N]` its log-sum-exp. `head_row
+    [BLOCK_N]` is the index of each query head of the group, and `at [BLOCK_N, head_dim]` its
+    offsets.
     """
     held = head_row < GROUP
     present = held[:, None]
@@ -177,7 +178,7 @@ def decode_kernel(
     lengths_ptr,  # [rows]
     shared_ptr,  # [rows], positions in shared prefixes
     counts_ptr,  # [rows], ranges of shared prefixes
-    rows_ptr,  # these three are the plan, if PLANNED; see `DecodePlan`
+    rows_ptr,  # these three belong to the plan, if PLANNED; see `DecodePlan`
     units_ptr,
     begins_ptr,
     k_scales_ptr,  # [num_blocks, kv_heads, block_size], if FP8
@@ -197,7 +198,7 @@ def decode_kernel(
     RANGES: tl.constexpr,
     WINDOW: tl.constexpr,  # 0: all positions
     CAP_SCALE: tl.constexpr,  # 0: no soft cap
-    FP8: tl.constexpr,  # whether keys and values are; then they have scales
+    FP8: tl.constexpr,  # keys and values are in FP8 and have scales
     PAIRED: tl.constexpr,  # FP8 with products in float16, see `fp8_pairs`
     BLOCK_N: tl.constexpr,
     INTERPRETED: tl.constexpr,
@@ -210,8 +211,8 @@ def decode_kernel(
     """
     WIDTH: tl.constexpr = HEAD_DIM // 2 if PAIRED else HEAD_DIM  # elements of a cached vector
     program = tl.program_id(0)
-    # The begin of the share: a row, a head of it, a tile of that. The first blocks are looked up
-    # before the preceding kernel has ended.
+    # The start of the share: a row, a head of the row, and a tile of the head. The first blocks are
+    # looked up before the preceding kernel has ended.
     number = 0
     row = 0
     if PLANNED:
@@ -228,7 +229,7 @@ def decode_kernel(
     else:
         total = tiles * KV_HEADS
         share, longer = cut(total, tl.num_programs(0), min_share)
-        # Programs without a share begin at the end of the line or behind it.
+        # Programs without a share begin at the end of the line or after it.
         unit = program * share + tl.minimum(program, longer)
         stop = tl.minimum(unit + share + tl.where(program < longer, 1, 0), total)
         within = unit
@@ -261,7 +262,7 @@ def decode_kernel(
     highest, norm = _softmax_start(
         sinks_ptr, head, head_row, begins & (unit < stop), GROUP, BLOCK_N, RUN
     )
-    # With PAIRED, `out` are the even dimensions, weighted by 2^-heaviest, and `odd_out` the others.
+    # With PAIRED, `out` has the even dimensions, weighted by 2^-heaviest, and `odd_out` the others.
     out = tl.zeros([WIDTH, BLOCK_N], tl.float32)
     odd_out = out
     for _ in range(unit, stop):
@@ -274,7 +275,7 @@ def decode_kernel(
             valid = line < left - run * RUN * WIDTH
             if WINDOW:
                 valid &= line >= left - (WINDOW + run * RUN) * WIDTH
-            # Not read again in this layer: L2 should evict them before other values.
+            # Keys and values are not read again in this layer: L2 should evict them first.
             k = tl.load(
                 k_ptrs + start, mask=valid[:, None], other=0.0, eviction_policy="evict_first"
             )
@@ -380,4 +381,4 @@ def decode_kernel(
             out = tl.zeros([WIDTH, BLOCK_N], tl.float32)
             odd_out = out
     if PDL:
-        gdc_wait()  # for a kernel that runs beside; a second wait costs nothing
+        gdc_wait()  # for a kernel that runs at the same time; a second wait costs nothing

@@ -1,12 +1,12 @@
 """Pairs of FP8 numbers as operands of products in float16.
 
-A cached vector is read as 16-bit elements of two numbers, whose even and odd dimensions are
-operands of their own. The tensor cores' loads and transposed loads take 16-bit elements, not bytes,
-and two instructions convert a pair: float16 holds every E4M3 number, while the way to bfloat16 is a
-slow instruction for each number.
+A cached vector is read as 16-bit elements of two numbers each. The even dimensions are one operand,
+the odd ones another. The tensor cores' loads and transposed loads need 16-bit elements, not bytes.
+Two instructions convert a pair to float16, which represents every E4M3 number; bfloat16 would need
+a slow instruction for each number.
 
 float16 has a narrow range. Queries of a head are multiplied by a power of two, so that the largest
-one is between 2^8 and 2^9. Weights contain the scales of values, and are relative to the largest
+value is between 2^8 and 2^9. Weights contain the scales of values, and are relative to the largest
 weight so far, `heaviest`.
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# The largest weight is 2^14: weights down to 2^-38 of it are not lost in float16.
+# The largest weight is 2^14: float16 keeps weights down to 2^-38 of it.
 HEADROOM = tl.constexpr(14.0)
 
 
@@ -40,13 +40,13 @@ def numbers(pairs, INTERPRETED: tl.constexpr):
 
 @triton.jit
 def query_pairs(q):
-    """Return the even and odd dimensions of `q [rows, head_dim]` in float16, and a scale a row.
+    """Return the even and odd dimensions of `q [rows, head_dim]` in float16, and a scale per row.
 
     The scales `[rows]` are factors of the scores.
     """
     wide = q.to(tl.float32)
     largest = tl.max(tl.abs(wide), 1)
-    # The power of two below, of exponents for which its inverse is a normal number.
+    # The power of two at or below, clamped so that its inverse is a normal number.
     bits = largest.to(tl.int32, bitcast=True) & 0x7F800000
     bits = tl.minimum(tl.maximum(bits, 0x08000000), 0x7E000000)
     inverse = (0x7F000000 - bits).to(tl.float32, bitcast=True)
@@ -57,6 +57,6 @@ def query_pairs(q):
 
 @triton.jit
 def joined(even, odd):
-    """Return `[rows, head_dim]` of its even and odd dimensions, each `[head_dim / 2, rows]`."""
+    """Join even and odd dimensions, each `[head_dim / 2, rows]`, to `[rows, head_dim]`."""
     both = tl.join(tl.trans(even), tl.trans(odd))
     return tl.reshape(both, (even.shape[1], 2 * even.shape[0]))

@@ -1,4 +1,4 @@
-"""The KV tiles of Hopper's prefill attention, as its loader and its consumers see them."""
+"""The KV tiles of Hopper's prefill attention, for its loader and its consumers."""
 
 from __future__ import annotations
 

@@ -2,12 +2,12 @@
 
 A *segment* (one KV head of one row) that is cut has a *piece* in each of its shares: a float32
 output that is normalized over the KV positions of the piece, and its log-sum-exp, in base 2 of the
-scaled scores. A shared prefix gives pieces of the same form (`shared_prefix`). The pieces of one
+scaled scores. A shared prefix has pieces of the same form (`shared_prefix`). The pieces of one
 segment are merged by
 
     lse = log2(sum_i 2^lse_i)        out = sum_i 2^(lse_i - lse) out_i
 
-This is the reduction of Flash-Decoding (Dao et al., 2023). A share has two pieces at most: one of a
+This is the reduction of Flash-Decoding (Dao et al., 2023). A share has at most two pieces: one of a
 segment that began in an earlier share (index 0), and one of a segment that continues in the next
 share (index 1).
 """
@@ -27,7 +27,7 @@ from pagewire.worker.ops.triton.attention.shared_prefix import Pieces
 from pagewire.worker.ops.triton.attention.shares import DecodePlan, cut, share_of
 
 WARP_VALUES = 4096  # values of pieces in the registers of a warp
-MANY_HEADS = 8  # query heads that a program merges at most, unless a group has more
+MANY_HEADS = 8  # most query heads that a program merges, unless a group has more
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class MergeConfig:
     def programs(self, programs: int, kv_heads: int) -> int:
         """Return how many of `programs` attend to a batch of one row.
 
-        Each head then has about as many pieces as a whole number of steps merges. A few pieces more
+        Each head then has about as many pieces as a whole number of steps merges. A few more pieces
         would cost another step.
         """
         at_once = self.step * kv_heads
@@ -51,7 +51,7 @@ def merge_config(rows: int, kv_heads: int, group: int, programs: int) -> MergeCo
     """Choose how the pieces of `programs` are merged.
 
     There are few choices, so that few variants are compiled. The more segments a batch has, the
-    fewer pieces each of them has. If most segments are whole, a program merges several of them. The
+    fewer pieces each segment has. If most segments are whole, a program merges several of them. The
     segments of a single row may have many pieces.
     """
     if rows == 1:
@@ -85,7 +85,7 @@ def merge_pieces(
     config: MergeConfig,
     **common: int | bool,
 ) -> None:
-    """Write to `out` the heads that are in pieces.
+    """Merge the heads that are cut into pieces, and write them to `out`.
 
     Args:
         out: `[rows, query_heads, head_dim]`; the other heads are already written.
@@ -93,8 +93,8 @@ def merge_pieces(
             and log-sum-exps of each share.
         ranges: the pieces of shared prefixes; not read if `RANGES` is 0.
         lengths: `[rows]` int32, cached tokens.
-        shared_lengths, counts: `[rows]` int32, tokens in shared prefixes and ranges of these; not
-            read if `RANGES` is 0.
+        shared_lengths, counts: `[rows]` int32, tokens in shared prefixes and the number of their
+            ranges; not read if `RANGES` is 0.
         plan: how decode attention cut the batch; not read unless `PLANNED`.
         min_share: the smallest share in units, as in decode attention.
         config: the tiles of the merge.
@@ -133,7 +133,7 @@ def _merge_kernel(
     lengths_ptr,  # [rows]
     shared_ptr,  # [rows], positions in shared prefixes
     counts_ptr,  # [rows], ranges of shared prefixes
-    shares_ptr,  # these two are of the plan, if PLANNED; see `DecodePlan`
+    shares_ptr,  # these two belong to the plan, if PLANNED; see `DecodePlan`
     ends_ptr,
     min_share,  # units
     programs,
@@ -185,7 +185,7 @@ def _merge_kernel(
     pieces = tl.max(tl.where(present, last - first, 0), 0) + 1
     to = out_ptr + (row * (KV_HEADS * GROUP) + head)[:, None] * HEAD_DIM
     to += tl.arange(0, HEAD_DIM)[None, :]
-    if PDL:  # in every program: a kernel that waits for this one relies on those before it, too
+    if PDL:  # every program waits, so that the next kernel's wait covers earlier kernels, too
         gdc_wait()
         gdc_launch_dependents()
     if length == 0:  # the row has no units, so no share wrote it
@@ -201,7 +201,7 @@ def _merge_kernel(
     if pieces > 1:
         for done in range(0, pieces, STEP):
             program = first[None, :] + (done + tl.arange(0, STEP))[:, None]  # [STEP, heads]
-            # The segment begins as the last piece of its first share.
+            # The first piece of the segment is the last piece of its share.
             begins = (program == first[None, :]).to(tl.int32)
             piece = (program * 2 + begins) * GROUP + (head % GROUP)[None, :]
             held = (program <= last[None, :]) & (present & (first < last))[None, :]

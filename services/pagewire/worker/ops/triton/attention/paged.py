@@ -15,15 +15,15 @@ from pagewire.worker.ops.contract.blocks import RUN, KVScales
 
 # Softmax runs in base 2: scores are multiplied by scale * LOG2_E.
 LOG2_E = 1.4426950408889634
-# Used instead of minus infinity: the difference of two of these is 0, not NaN.
+# Used instead of minus infinity: the difference of two such values is 0, not NaN.
 LOWEST = tl.constexpr(-1.0e30)
 
 
 def score_scales(scale: float, soft_cap: float | None) -> tuple[float, float]:
     """Return the `scale_log2` and the `CAP_SCALE` of the kernels.
 
-    The softmax multiplies scores by `scale_log2`. With a soft cap it gets scores between -1 and 1,
-    see `capped`; CAP_SCALE is 0 without one.
+    The softmax multiplies scores by `scale_log2`. With a soft cap, these scores are between -1 and
+    1 (`capped`). Without one, CAP_SCALE is 0.
     """
     if soft_cap is None:
         return scale * LOG2_E, 0.0
@@ -36,10 +36,9 @@ def check_layout(
     """Check that the kernels can read tensors of this layout.
 
     Raises:
-        ValueError: a tensor is not contiguous, only one of the cache's FP8 numbers and their
-            `scales` is given, the head size is not a power of two of at least 16,
-            the query heads are not a multiple of the KV heads, or a block is not a multiple of RUN
-            positions.
+        ValueError: a tensor is not contiguous, an FP8 cache has no `scales` or another cache has
+            some, the head size is not a power of two of at least 16, the query heads are not a
+            multiple of the KV heads, or a block is not a multiple of RUN positions.
     """
     for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
         if not tensor.is_contiguous():
@@ -67,7 +66,7 @@ def check_layout(
 
 @triton.jit
 def window_begin(length, WINDOW: tl.constexpr, RUN: tl.constexpr):
-    """Return the first position to read for the last one of `length`: the begin of a run."""
+    """Return the start of the last position's window, rounded down to the start of a run."""
     return tl.maximum(length - WINDOW, 0) // RUN * RUN
 
 
@@ -79,7 +78,7 @@ def capped(scores, CAP_SCALE: tl.constexpr):
 
 @triton.jit
 def lookup(table_ptr, position, length, BLOCK_SIZE: tl.constexpr):
-    """Return the block of each of `position [TILE]`; scratch block 0 behind `length`."""
+    """Return the block of each of `position [TILE]`; scratch block 0 past `length`."""
     return tl.load(table_ptr + position // BLOCK_SIZE, mask=position < length, other=0)
 
 
@@ -101,10 +100,10 @@ def scale_lines(block, position, head, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.co
 
 @triton.jit
 def in_type_of(numbers, like):
-    """Return FP8 numbers in the type of `like`, which holds all of them.
+    """Return FP8 numbers in the type of `like`, which represents all of them.
 
-    The way to bfloat16 is through float32: Hopper's instruction from float16 converts one number,
-    at an eighth of the rate of those that convert two.
+    bfloat16 is converted from float32: Hopper's instruction from float16 converts one number, at an
+    eighth of the rate of instructions that convert two.
     """
     if like.dtype == tl.bfloat16:
         return numbers.to(tl.float16).to(tl.float32).to(tl.bfloat16)
@@ -116,8 +115,8 @@ def in_type_of(numbers, like):
 def widened(v, scales, like):
     """Return FP8 values in the type of `like`, and the scales that belong to them.
 
-    Weights are multiplied by the scales. In float16 a power of two passes from values to scales, so
-    that the products do not vanish. Both multiplications are exact.
+    Weights are multiplied by the scales. In float16 a power of two is moved from values to scales,
+    so that the products do not vanish. Both multiplications are exact.
     """
     if like.dtype == tl.float16:
         return v.to(tl.float16) * 0.00390625, scales * 256.0

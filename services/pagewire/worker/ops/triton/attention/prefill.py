@@ -1,4 +1,4 @@
-"""Prefill attention over the paged KV cache: chunks of new tokens behind a cached prefix.
+"""Prefill attention over the paged KV cache: chunks of new tokens after a cached prefix.
 
 The rows of a tile are the query heads of one KV head for consecutive tokens of one chunk: row r is
 token `r // group`, head `r % group`. So keys and values are read once for the whole group, and a
@@ -7,7 +7,7 @@ short chunk still fills its tile. The softmax is computed online, tile by tile, 
 
 The host needs no lengths to choose the grid. All chunks together have at most
 `tokens // tile_tokens + chunks` tiles. The first tile of chunk i is `starts[i] // tile_tokens + i`,
-which leaves enough tiles for the chunks before it. Programs without tokens end at once. The begins
+which leaves enough tiles for the chunks before it. Programs without tokens end at once. The starts
 and ends of chunks are read while the preceding kernel may still run, as in decode attention.
 """
 
@@ -49,7 +49,7 @@ class PrefillConfig:
     tile: int  # KV positions of a step
     warps: int
     stages: int
-    registers: int | None = None  # of a thread at most; decides how many programs run at once
+    registers: int | None = None  # maximum of a thread; decides how many programs run at once
     pdl: bool = True
 
 
@@ -73,9 +73,9 @@ def prefill_attention(
 ) -> Tensor:
     """Implement `AttentionOps.prefill_attention`.
 
-    `config` sets the tiles. None chooses them by dtype, head size and `max_query_length`; most
-    shapes then have a kernel of their own on Hopper (`prefill_hopper`), which has no windows, no
-    soft cap and no sinks.
+    `config` sets the tiles. None chooses them by dtype, head size and `max_query_length`. Most
+    shapes then use Hopper's own kernel (`prefill_hopper`), which supports no windows, soft caps or
+    sinks.
     """
     check_layout(q, k_cache, v_cache, scales)
     tokens, query_heads, head_dim = q.shape
@@ -186,13 +186,13 @@ def attend_tiles(
     MASKED: tl.constexpr,
     WINDOW: tl.constexpr,  # 0: all positions
     CAP_SCALE: tl.constexpr,  # 0: no soft cap
-    FP8: tl.constexpr,  # whether keys and values are; then they have scales
+    FP8: tl.constexpr,  # keys and values are in FP8 and have scales
     PRECISION: tl.constexpr,
 ):
     """Attend from the queries of a tile to KV tiles `begin` to `end`; return `out, highest, norm`.
 
     The softmax waits for the scores, and the second GEMM for the softmax. Meanwhile another program
-    on the same multiprocessor uses the tensor cores: `registers` is chosen so that two or more fit.
+    on the same multiprocessor uses the tensor cores: with `registers`, two or more programs fit.
     """
     at = begin * TILE + tl.arange(0, TILE)
     block = lookup(table_ptr, at, length, BLOCK_SIZE)
@@ -272,8 +272,8 @@ def _prefill_kernel(
     """
     TOKENS: tl.constexpr = ROWS // GROUP
     head = tl.program_id(0)
-    # The last tiles of a chunk see the most positions. They start first, and tiles with less work
-    # fill the multiprocessors at the end.
+    # The last tiles of a chunk see the most positions. They start first, so that tiles with less
+    # work fill the multiprocessors at the end.
     tile = tl.num_programs(1) - 1 - tl.program_id(1)
     index = tl.arange(0, PADDED_CHUNKS)
     # The tokens after the last chunk are chunk number `chunks`.
@@ -283,7 +283,7 @@ def _prefill_kernel(
     end = tl.load(starts_ptr + chunk + 1, mask=chunk < chunks, other=tokens)
     token_begin = begin + (tile - begin // TOKENS - chunk) * TOKENS
     length = tl.load(lengths_ptr + chunk, mask=(chunk >= 0) & (chunk < chunks), other=0)
-    if PDL:  # in every program: a kernel that waits for this one relies on those before it, too
+    if PDL:  # every program waits, so that the next kernel's wait covers earlier kernels, too
         gdc_wait()
         gdc_launch_dependents()
     if (chunk < 0) | (token_begin >= end):  # chunk -1: the tokens before the first chunk
@@ -308,16 +308,16 @@ def _prefill_kernel(
 
     highest = tl.full([ROWS], LOWEST, tl.float32)
     norm = tl.zeros([ROWS], tl.float32)
-    if sinks_ptr is not None:  # a first position, with a value of zeros
+    if sinks_ptr is not None:  # counts as a position with a value of zeros
         highest = tl.load(sinks_ptr + query_head).to(tl.float32) * _LOG2_E
         norm = tl.full([ROWS], 1.0, tl.float32)
     out = tl.zeros([ROWS, HEAD_DIM], tl.float32)
     tiles = last_position // TILE + 1
-    diagonal = (first_position + 1) // TILE  # KV tiles that every row sees whole
+    diagonal = (first_position + 1) // TILE  # KV tiles that every row sees in full
     whole = 0
     if WINDOW:
         begin_tile = tl.maximum(first_position + 1 - WINDOW, 0) // TILE
-        # The last row sees no more than the end of the tiles before this one.
+        # Tiles before `whole` are masked: the last row sees at most their end.
         whole = tl.minimum(tl.cdiv(tl.maximum(last_position + 1 - WINDOW, 0), TILE), diagonal)
         out, highest, norm = attend_tiles(
             out, highest, norm,

@@ -2,14 +2,15 @@
 
 A work item is 128 query rows of one KV head, as in `prefill`. The loader is one warp. It copies the
 queries and the KV tiles of an item to shared memory by TMA, a page of 16 positions at a time. A
-consumer is a warp group of four warps with 64 of the rows. It issues the scores of the next KV tile
-and the values of the current one, and computes the softmax of the next tile while the tensor cores
-work. The two consumers alternate on the tensor cores without synchronization. The scheme is that of
-FlashAttention-3 (Shah et al., 2024). A cache in FP8 has a loader of its own, see
+consumer is a warp group of four warps with 64 of the rows. It issues the products for the scores of
+the next KV tile and for the values of the current one. While the tensor cores work, it computes the
+softmax of the next tile. The two consumers alternate on the tensor cores without synchronization.
+The scheme is that of FlashAttention-3 (Shah et al., 2024). A cache in FP8 has its own loader, see
 `prefill_hopper_fp8`.
 
-Programs are persistent, one on each multiprocessor. They take items from a counter, within a chunk
-those with the most work first. The loader describes each item to the consumers in shared memory.
+Programs are persistent, one on each multiprocessor. They take items from a counter. Within a chunk,
+items with the most work come first. The loader describes each item to the consumers in shared
+memory.
 
 KV tiles begin at multiples of 128 positions, and every row adds its tiles from left to right. So
 the result of a row has the same bits in every chunk, tile and batch.
@@ -139,7 +140,8 @@ def _counters(device: torch.device) -> Tensor:
     Both are zero before and after each call of the kernel.
 
     Raises:
-        RuntimeError: the first call is captured in a graph. The counters would be in its memory.
+        RuntimeError: the first call is captured in a graph. The graph's memory would hold the
+            counters.
     """
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
@@ -211,7 +213,7 @@ def prefill_hopper_kernel(
         raw_smem = k_smem
         scales_smem = item_smem
     fence_async_shared()
-    if PDL:  # in every program: a kernel that waits for this one relies on those before it, too
+    if PDL:  # every program waits, so that the next kernel's wait covers earlier kernels, too
         gdc_wait()
         gdc_launch_dependents()
     # Literal tuples: in a tuple that has a name, Gluon would turn constants into values.
@@ -273,9 +275,9 @@ def _load(
     BLOCK_SIZE: gl.constexpr,
     WARPS: gl.constexpr,
 ):
-    """Take items until none is left; load the queries and the KV tiles of each.
+    """Take items until none is left; load the queries and the KV tiles of each item.
 
-    Keys and values in FP8 have scales. They go through `raw_smem`.
+    Keys and values in FP8 have scales, and are copied to `raw_smem` first.
     """
     TOKENS: gl.constexpr = ROWS // GROUP
     FP8: gl.constexpr = k_scales_ptr is not None
@@ -313,7 +315,7 @@ def _load(
             first_position = length - end + token_begin
             last_position = gl.minimum(first_position + TOKENS, length) - 1
             kv_tiles = last_position // TILE + 1
-            diagonal = (first_position + 1) // TILE  # KV tiles that every row sees whole
+            diagonal = (first_position + 1) // TILE  # KV tiles that every row sees in full
             if FP8:
                 line, seen = fp8_tiles.lines_of_tile(
                     table_ptr, 0, head, length, KV_HEADS, BLOCK_SIZE
@@ -361,7 +363,7 @@ def _load(
                         at = first + page * PAGE
                         block = gl.load(table_ptr + at // BLOCK_SIZE, mask=at < length, other=0)
                         line = (block * KV_HEADS + head) * BLOCK_SIZE + at % BLOCK_SIZE
-                        # TMA fills pages behind the end of the cache with zeros.
+                        # TMA fills pages past the end of the cache with zeros.
                         lines = lines + (gl.where(at < length, line, cache_lines),)  # type: ignore[assignment]  # noqa: RUF005
                     mbarrier.wait(k_empty.index(stage), phase)
                     _copy_pages(k_pages, lines, k_full.index(stage), k_smem.index(stage))
@@ -383,7 +385,7 @@ def _load(
     item_smem.store(gl.zeros([FIELDS], gl.int32, layout=of_fields))
     debug_barrier()
     mbarrier.arrive(q_full)
-    # When all programs are here, no item is left to take: the last program clears the counters.
+    # When the last program arrives here, no item is left to take, so it clears the counters.
     if gl.atomic_add(counters_ptr + 1, 1) == gl.num_programs(0) - 1:
         gl.store(counters_ptr, 0)
         gl.store(counters_ptr + 1, 0)
@@ -439,8 +441,8 @@ def _copy_pages(pages, lines, full, tile_smem):
 def _clear_lines(v_smem, stage, first):
     """Zero the last page of a tile from position `first` on.
 
-    Values behind the end of a sequence may be NaN, which stays NaN times a weight of zero. In
-    shared memory the tile is stored as two halves of `head_dim`, with lines of 128 bytes each.
+    Values past the end of a sequence may be NaN, and NaN times a weight of zero is NaN. In shared
+    memory the tile is stored as two halves of `head_dim`, with lines of 128 bytes each.
     """
     half_line: gl.constexpr = HEAD_DIM // 2
     of_line: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
@@ -528,7 +530,7 @@ def _consume(
         row = half * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, of_scores))
         column = gl.arange(0, TILE, layout=gl.SliceLayout(0, of_scores))
         position = first_position + row // GROUP
-        # Used instead of minus infinity: the difference of two of these is 0, not NaN.
+        # Used instead of minus infinity: the difference of two such values is 0, not NaN.
         highest = gl.full([HALF], -1.0e30, gl.float32, layout=gl.SliceLayout(1, of_scores))
         norm = gl.zeros([HALF], gl.float32, layout=gl.SliceLayout(1, of_scores))
         out = gl.zeros([HALF, HEAD_DIM], gl.float32, layout=of_out)

@@ -1,9 +1,9 @@
 """KV tiles of Hopper's prefill attention that are cached in FP8.
 
-Eight warps copy lines of the cache to shared memory as they are, and convert them from there to the
-tile that the consumers multiply by: numbers times scales, rounded to the type of the queries. So
-the results have the bits of those from a plain cache with the rounded values. A tile of keys and
-one of values is copied while the one before it is converted.
+Eight warps copy lines of the cache to shared memory unchanged. From there they convert the lines to
+the tile that the consumers multiply by: numbers times scales, rounded to the type of the queries.
+So the results have the same bits as with a plain cache of the rounded values. A tile of keys or
+values is copied while the previous tile is converted.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ PART = gl.constexpr(64)  # lines of a tile that are converted at once
 def part_layout(part: int, warps: int) -> gl.DistributedLinearLayout:
     """Return the layout of `part` lines.
 
-    A thread has eight neighbours of a line, so that threads that access shared memory at the same
-    time use all of its banks.
+    A thread has eight adjacent numbers of a line, so that threads that access shared memory at the
+    same time use all banks.
     """
     lines = [[1 << bit, 0] for bit in range(1, part.bit_length() - 1)]
     of_warps = warps.bit_length() - 1
@@ -41,8 +41,8 @@ def part_layout(part: int, warps: int) -> gl.DistributedLinearLayout:
 
 
 OF_PART = gl.constexpr(part_layout(PART.value, LOADER_WARPS.value))
-# Four numbers in FP8 times their scales, by way of float32: Hopper's instruction from float16 to
-# bfloat16 converts one number, at an eighth of the rate of those that convert two.
+# Four numbers in FP8 times their scales, through float32: Hopper's instruction from float16 to
+# bfloat16 converts one number, at an eighth of the rate of instructions that convert two.
 _WIDEN = """{
     .reg .b16 low, high, h<4>;
     .reg .b32 a, b;
@@ -91,12 +91,12 @@ def load_fp8_tiles(
     KV_HEADS: gl.constexpr,
     BLOCK_SIZE: gl.constexpr,
 ):
-    """Load and convert the KV tiles of an item in FP8, of which the copies of the first have begun.
+    """Load and convert the KV tiles of an item in FP8. The first tile is being copied already.
 
-    Returns the next item and the `stage` and `phase` after this one.
+    Returns the next item, and the `stage` and `phase` after this item.
     """
     of_tile: gl.constexpr = gl.BlockedLayout([1], [32], [LOADER_WARPS], [0])
-    # Scales are loaded a tile before they are needed, and their blocks are looked up two before.
+    # Scales are loaded one tile before they are needed, and their blocks are looked up two before.
     at = gl.arange(0, TILE, layout=of_tile)
     block = gl.load(table_ptr + at // BLOCK_SIZE, mask=at < length, other=0)
     line = (block * KV_HEADS + head) * BLOCK_SIZE + at % BLOCK_SIZE
@@ -129,7 +129,7 @@ def load_fp8_tiles(
         mbarrier.arrive(k_full.index(stage))
         if kv_tile < kv_tiles - 1:
             copy_lines(k_ptr, next_line, seen, raw_smem.index(0))
-        async_copy.commit_group()  # an empty one keeps the count
+        async_copy.commit_group()  # an empty group keeps the count
 
         mbarrier.wait(v_empty.index(stage), phase)
         async_copy.wait_group(1)
@@ -140,14 +140,14 @@ def load_fp8_tiles(
         mbarrier.arrive(v_full.index(stage))
         if kv_tile < kv_tiles - 1:
             copy_lines(v_ptr, next_line, seen, raw_smem.index(1))
-        async_copy.commit_group()  # an empty one keeps the count
+        async_copy.commit_group()  # an empty group keeps the count
         stage, phase = advanced(stage, phase)
     return ticket, stage, phase
 
 
 @gluon.jit
 def lines_of_tile(table_ptr, first, head, length, KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr):
-    """Return the cache's line of each position of the KV tile at `first`, and which there are."""
+    """Return the cache's line of each position of the KV tile at `first`, and which ones exist."""
     # A thread copies 16 bytes of every 32nd line.
     of_copy: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [LOADER_WARPS, 1], [1, 0])
     at = first + gl.arange(0, TILE, layout=gl.SliceLayout(1, of_copy))
@@ -157,7 +157,7 @@ def lines_of_tile(table_ptr, first, head, length, KV_HEADS: gl.constexpr, BLOCK_
 
 @gluon.jit
 def copy_lines(ptr, line, seen, raw_smem):
-    """Begin to copy lines of the cache in FP8, and zeros where none is `seen`."""
+    """Begin to copy lines of the cache in FP8, and zeros where `seen` is False."""
     dim = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, line.type.layout.parent))
     at = (line.to(gl.int64) * HEAD_DIM)[:, None] + dim[None, :]
     async_copy.async_copy_global_to_shared(raw_smem, ptr + at, mask=seen[:, None])

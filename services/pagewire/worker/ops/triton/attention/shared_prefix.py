@@ -3,8 +3,8 @@
 A work item is a range of KV positions and the rows that share it (`SharedPrefixItems`). The query
 heads of these rows fill a tile of the tensor cores, as in prefill. The result of an item is a piece
 of each row: a float32 output that is normalized over the range, and its log-sum-exp. The merge of
-decode attention joins these pieces with the piece of each row's own positions. This is the
-two-level scheme of "cascade inference" (Ye et al., 2024, FlashInfer).
+decode attention merges them with the piece of each row's own positions. This is the two-level
+scheme of "cascade inference" (Ye et al., 2024, FlashInfer).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PROGRAMS_PER_MULTIPROCESSOR = 2
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Attention of rows over parts of their KV, still to be merged; float32."""
+    """Attention of rows over parts of their KV, before the merge; float32."""
 
     out: Tensor  # [rows, MAX_RANGES + 1, query_heads, head_dim]
     # [rows, MAX_RANGES + 1, query_heads], log-sum-exp in base 2 of the scaled scores
@@ -59,8 +59,8 @@ def max_rows_per_item(dtype: torch.dtype, head_dim: int, group: int) -> int:
 def _config(dtype: torch.dtype, head_dim: int, *, fp8: bool = False) -> PrefillConfig:
     """Return the tiles of a long prefill.
 
-    An item has many rows, or else its time is the time to read its KV, whatever the tile. The rows
-    of a tile do not depend on `fp8`, so that items have the same limits.
+    With few rows, the time of an item is the time to read its KV, with any tile. The rows of a tile
+    do not depend on `fp8`, so that items have the same limits.
     """
     config = prefill_config(dtype, head_dim, rows=2**16)
     if not fp8 or dtype == torch.float32:
@@ -157,8 +157,8 @@ def _shared_prefix_kernel(
 ):
     """Attend from the rows of an item to its range.
 
-    The number of programs is fixed, so the grid depends on the device only. A program takes every
-    n-th pair of item and KV head, and computes the query heads of that KV head for all rows.
+    The number of programs is fixed, so the grid depends on the device only. A program computes each
+    n-th pair of item and KV head: the query heads of that KV head for all rows.
     """
     if PDL:
         gdc_wait()

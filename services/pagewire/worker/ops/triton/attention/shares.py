@@ -1,15 +1,15 @@
-"""The plan that cuts decode attention into equal shares, made on the device.
+"""The plan that cuts decode attention into equal shares, computed on the device.
 
 A *unit* is one tile of KV positions of one KV head of one row. All units of a batch form a line:
 tile after tile, head after head, row after row. A *segment* is all units of one KV head of one row.
 A *share* is a piece of the line that one program computes.
 
-The number of programs is fixed, so the grid depends on the device only, and one long sequence among
+The number of programs is fixed, so the grid depends on the device only. One long sequence among
 short ones is spread over the whole device. Rows of length 0, which pad a captured batch, have no
 units. Lengths are read on the device only, so a captured CUDA graph stays valid while they grow.
 
 If lengths are so similar that shares of whole segments are almost equal, no segment is cut, and
-there is nothing to merge. See docs/decisions/decode-attention-shares.md.
+no piece is merged. See docs/decisions/decode-attention-shares.md.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class DecodePlan:
     shares: Tensor
     ends: Tensor  # [rows], the end of each row on the line
     rows: Tensor  # [rows], the rows that are not empty; the rest is undefined
-    units: Tensor  # [programs + 1], the begin of each share on the line, then the end of the last
-    begins: Tensor  # [programs, 2], the index in `rows` and the unit of that row of each begin
+    units: Tensor  # [programs + 1], the start of each share on the line, then the end of the last
+    begins: Tensor  # [programs, 2], for each start the index in `rows` and the unit of that row
 
 
 def plan_shares(
@@ -128,8 +128,8 @@ def _plan_kernel(
     """Write the plan.
 
     A program plans PROGRAMS shares and reads all lengths. The grid is `[(programs + 1) /
-    PROGRAMS]`. Decode attention reads the plan before the kernel that precedes it has ended. This
-    kernel may precede it, because it does not let the next kernel start early.
+    PROGRAMS]`. Decode attention reads the plan before its preceding kernel has ended. The preceding
+    kernel may be this one, because this kernel does not let the next kernel start early.
     """
     row = tl.arange(0, PADDED_ROWS)
     length = tl.load(lengths_ptr + row, mask=row < rows, other=0)
@@ -178,7 +178,7 @@ def _plan_kernel(
 def cut(total, programs, min_share):
     """Return the units of a share, and the number of leading shares that have one unit more.
 
-    If there are fewer shares of `min_share` units than programs, the other programs get nothing.
+    If there are fewer shares of `min_share` units than programs, the other programs get no share.
     """
     used = tl.maximum(tl.minimum(programs, tl.cdiv(total, min_share)), 1)
     return total // used, total % used

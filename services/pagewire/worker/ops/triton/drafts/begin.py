@@ -1,8 +1,8 @@
-"""The kernels at the beginning of a decode step whose rows may be drafts.
+"""The two kernels at the beginning of a decode step whose rows may be drafts.
 
-There are two. The first kernels of a layer read slots and positions before the kernel that runs
-ahead of them has ended, if these were written before it started. So a kernel places the rows, and
-another one, which starts when they are written, embeds their tokens.
+The first kernels of a layer read slots and positions before their preceding kernel has ended. So
+slots and positions must be written before the preceding kernel starts: one kernel places the rows,
+and a second one, which starts when they are written, embeds their tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pagewire.worker.ops.contract.drafts import LocatedRows, TokenHistory
 from pagewire.worker.ops.contract.step import NUM_INPUTS
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
 
-ROWS = 128  # that one program places
+ROWS = 128  # rows that a program places
 
 
 def begin_drafted(
@@ -26,7 +26,7 @@ def begin_drafted(
     assert inputs.shape[0] == NUM_INPUTS
     assert inputs.is_contiguous()
     residual = torch.empty(rows, hidden, dtype=embedding.dtype, device=embedding.device)
-    # Each is a tensor of its own, as kernels are compiled for aligned pointers.
+    # Separate tensors, because kernels are compiled for aligned pointers.
     located = LocatedRows(*(torch.empty_like(inputs[0]) for _ in range(4)))
     tokens = torch.empty_like(inputs[0])
     _locate_kernel[(cdiv(rows, ROWS),)](
@@ -82,7 +82,7 @@ def _locate_kernel(
 ):
     """Write block table entries, and the places and tokens of rows.
 
-    A program takes ROWS rows. The grid is `[rows / ROWS]`.
+    A program places ROWS rows. The grid is `[rows / ROWS]`.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     here = row < rows

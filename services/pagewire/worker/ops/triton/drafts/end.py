@@ -1,11 +1,10 @@
 """The kernel at the end of a decode step whose rows may be drafts.
 
-A program keeps the tokens of one sequence, then searches its history for the end that it has now.
-So guesses are made where the tokens are, one step ahead of the rows that compute them, and a step
-takes no further launch. The search reads one tile of tokens after the other: of recent outputs,
-which are at negative places of a history, then of known tokens. Few tiles hold three tokens in a
-row that match, and the others cost four loads. While an output is in step with its prediction,
-nothing is searched.
+A program stores the new tokens of one sequence, then searches the sequence's history for its last
+tokens. So guesses are made where the tokens are, one step ahead of the rows that compute them, and
+without another launch. The search reads tile after tile: first recent outputs, at negative places
+of a history, then known tokens. Few tiles contain three matching tokens in a row; each other tile
+costs four loads. While an output is in step with its prediction, there is no search.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pagewire.worker.ops.contract.sampling import Adjustments
 from pagewire.worker.ops.integers import next_power_of_2
 from pagewire.worker.ops.triton.drafts.counting import count_token
 
-# Tokens of the history that are compared at a time.
+# Tokens of the history that are compared at once.
 TILE = 1024
 WARPS = 16
 # In tokens. Kernels are compiled for known tokens that begin at an aligned address.
@@ -35,7 +34,7 @@ _OUT_OF_STEP = tl.constexpr(contract.OUT_OF_STEP)
 _SURE = tl.constexpr(contract.SURE_MATCH)
 _NEAR = tl.constexpr(contract.NEAR_EDIT)
 _PLACES = tl.constexpr(contract.MAX_PREDICTED)
-# No token: -1 is behind each recent output, and masked loads give -2.
+# No token is equal to this: -1 follows each recent output, and masked loads return -2.
 _MISSING = tl.constexpr(-3)
 
 
@@ -119,10 +118,10 @@ def _end_kernel(
     MIN_MATCH: tl.constexpr,
     ADJUSTED: tl.constexpr,
 ):
-    """Keep the tokens of a sequence, and guess its next ones.
+    """Store the tokens of a sequence, and guess its next tokens.
 
-    The program of a sequence's first row does that; the others write their tokens. The grid is
-    `[rows]`.
+    The program of a sequence's first row does both. Programs of other rows only write their token.
+    The grid is `[rows]`.
     """
     row = tl.program_id(0)
     slot = tl.load(slots_ptr + row)
@@ -178,7 +177,7 @@ def _end_kernel(
         tl.store(last_tokens_ptr + slot, newest)
         if ADJUSTED and kept > 0:
             count_token(token, slot, kinds_ptr, counts_ptr, counts_stride)
-        # The search reads these tokens, and all threads have read the old guesses and states.
+        # After the barrier, the search reads these tokens and overwrites guesses and states.
         tl.debug_barrier()
         length = last + count + 1
         drafter = predicted * 0 + _SUFFIX
@@ -214,7 +213,7 @@ def _guess_from_prediction(
     LANES: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Write what follows in the prediction; return what the next guesses are made from."""
+    """Guess the next tokens of the prediction; return _PREDICTION, or _SUFFIX if there are none."""
     predicted = tl.where(length > width - predicted, 0, predicted)
     prediction = history + width - predicted
     lane = tl.arange(0, LANES)
@@ -222,7 +221,7 @@ def _guess_from_prediction(
     equal = held & (tl.load(prediction + reached + lane, mask=held, other=-1) == drawn)
     right = tl.min(tl.where((lane < count) & (equal == 0), lane, count))
     run = run + right
-    # Out of step already, `right` and `run` are 0.
+    # If the output was out of step already, `right` and `run` are 0.
     edit = tl.where((right < count) & (run >= _SURE), reached + right, edit)
     reached = tl.where(right < count, _OUT_OF_STEP, reached + right)
     run = tl.where(right < count, 0, run)
@@ -242,9 +241,9 @@ def _guess_from_prediction(
 
 @triton.jit
 def _place_in_step(history, length, prediction, predicted, edit, TILE: tl.constexpr):
-    """The place in the prediction behind the best match of the last known tokens."""
+    """Return the place in the prediction after the best match of the last known tokens."""
     newest, second, third = _last_three(history, length)
-    # Compared by matched tokens, then whether it is behind the edit, then by place.
+    # Ranks matches by matched tokens, then whether they are after the edit, then by place.
     best = tl.zeros([TILE], tl.int32)
     for start in range(0, predicted, TILE):
         end = start + tl.arange(0, TILE)
@@ -263,7 +262,7 @@ def _place_in_step(history, length, prediction, predicted, edit, TILE: tl.conste
 
 @triton.jit
 def _last_three(history, length):
-    """The last known tokens, from the last one on; _MISSING for one that is not there."""
+    """Return the last three known tokens, the newest first; _MISSING where there are fewer."""
     newest = tl.load(history + length - 1)
     second = tl.load(history + length - 2, mask=length > 1, other=_MISSING)
     third = tl.load(history + length - 3, mask=length > 2, other=_MISSING)
@@ -272,9 +271,9 @@ def _last_three(history, length):
 
 @triton.jit
 def _matched(tokens, begin, end, held, history, length, newest, second, third):
-    """How many of `tokens` up to each of the places `end [TILE]` are equal to the last known.
+    """Return how many tokens up to each place of `end [TILE]` are equal to the last known ones.
 
-    The first of `tokens` is at the place `begin`.
+    `tokens` begin at the place `begin`.
     """
     equal = held & (tl.load(tokens + end, mask=held, other=-2) == newest)
     matched = equal.to(tl.int32)
@@ -305,12 +304,13 @@ def _guess_from_tokens(
     TILE: tl.constexpr,
     MIN_MATCH: tl.constexpr,
 ):
-    """Write what followed the latest of the longest earlier occurrences of the last tokens.
+    """Guess what followed the latest of the longest earlier occurrences of the last tokens.
 
-    Returns what the guesses are made from.
+    Returns _RECENT if a recent output has that occurrence, else _SUFFIX.
     """
     newest, second, third = _last_three(history, length)
-    # Compared by matched tokens, then by the place behind them, from the first recent token on.
+    # Ranks occurrences by matched tokens, then by the next place, counted from the first recent
+    # token.
     best = tl.zeros([TILE], tl.int32)
     for start in range(-tl.cdiv(recent, TILE) * TILE, length - 1, TILE):
         end = start + tl.arange(0, TILE)  # the last token of an earlier occurrence

@@ -14,5 +14,5 @@ def silu_mul(
     *,
     inverse: Tensor | None = None,
 ) -> Tensor:
-    """Implement `ActivationOps.silu_mul`; `inverse` is that of the usual function."""
+    """Implement `ActivationOps.silu_mul`; `inverse` is as in the usual function."""
     return activation.silu_mul(gate_up, unscaled, eps, inverse=inverse, ordered=True)

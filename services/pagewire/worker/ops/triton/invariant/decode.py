@@ -1,8 +1,8 @@
 """Decode attention with one order of addition: whole segments, added in the order of positions.
 
-Programs attend to equal shares of segments (`decode_plan`). A head of a row that lies in one share
-is folded and written by its program. A head that is cut, and one whose row has a shared prefix,
-leaves the maximum, sum and output of each segment in scratch memory, and `decode_merge` folds them.
+Programs attend to equal shares of segments (`decode_plan`). If a head of a row lies in one share,
+its program folds and writes it. If a head is cut or its row has a shared prefix, the programs store
+the maximum, sum and output of each segment in scratch memory, and `decode_merge` folds them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from pagewire.worker.ops.triton.invariant.segments import (
 )
 from pagewire.worker.ops.triton.invariant.shared_prefix import MAX_SEGMENTS, attend_shared_segments
 
-MIN_ROWS = 16  # of a tile of queries: a tensor core takes so many
+MIN_ROWS = 16  # of a tile of queries: a tensor core needs this many
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ def plan_decode(
 
 
 def _programs(device: torch.device, config: SegmentDecodeConfig) -> tuple[int, int]:
-    """Return the number of programs, and of the units that the scratch memory holds."""
+    """Return the number of programs, and the number of units that the scratch memory holds."""
     programs = multiprocessors(device) * config.programs
     return programs, programs * UNITS_PER_PROGRAM
 
@@ -178,26 +178,26 @@ def _kv_of_row(
     row, tables_ptr, slots_ptr, lengths_ptr, shared_ptr, table_stride, sharing,
     SEGMENT: tl.constexpr, RANGES: tl.constexpr,
 ):  # fmt: skip
-    """Return the length of a row, where its own part begins, its segments, its block table."""
+    """Return the length of a row, the start of its own part, its segments and its block table."""
     length = tl.load(lengths_ptr + row)
     begin = 0
     if RANGES:
         begin = tl.load(shared_ptr + row) * sharing
-    # A program without a share may meet an empty row.
+    # A program without a share may read an empty row.
     segments = tl.maximum(tl.cdiv(length - begin, SEGMENT), 1)
     return length, begin, segments, tables_ptr + tl.load(slots_ptr + row) * table_stride
 
 
 @triton.jit
 def _has_prefix(counts_ptr, row, sharing, RANGES: tl.constexpr):
-    """Tell whether a row has a shared prefix that is read as one."""
+    """Tell whether a row has a prefix that is read as a shared one."""
     if RANGES:
         return tl.load(counts_ptr + row) * sharing > 0
     else:
         return row < 0
 
 
-# Values of these are loaded one by one, so their alignment does not matter: compiled once.
+# Values of these tensors are loaded one by one, so alignment does not matter: compiled once.
 @triton.jit(do_not_specialize_on_alignment=["slots_ptr", "lengths_ptr", "shared_ptr", "counts_ptr"])
 def _segment_decode_kernel(
     out_ptr,  # [rows, kv_heads * group, head_dim]
@@ -211,7 +211,7 @@ def _segment_decode_kernel(
     lengths_ptr,  # [rows]
     shared_ptr,  # [rows], positions in shared prefixes
     counts_ptr,  # [rows], segments of shared prefixes
-    flag_ptr,  # these four are of the plan
+    flag_ptr,  # these four belong to the plan
     rows_ptr,
     units_ptr,
     begins_ptr,
@@ -236,7 +236,7 @@ def _segment_decode_kernel(
 
     A program computes one share. The grid is `[programs]`, a fixed number for each multiprocessor.
     One loop runs over the tiles of all segments, so that keys and values of the next segment load
-    while one segment ends. Tiles behind the end of a row load nothing and change nothing.
+    while one segment ends. Tiles past the end of a row load nothing and change nothing.
     """
     if PDL:
         gdc_wait()
@@ -261,7 +261,7 @@ def _segment_decode_kernel(
     head_row = tl.arange(0, ROWS)
     held = head_row < GROUP
     of_group = head_row[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
-    # The head that is computed; `row`, `head` and `segment` are those of the next tile.
+    # `current` is the head that is computed; `row`, `head` and `segment` belong to the next tile.
     current = row * KV_HEADS + head
     q_mask = held[:, None] & (unit < stop)
     q = tl.load(q_ptr + current * (GROUP * HEAD_DIM) + of_group, mask=q_mask, other=0.0)

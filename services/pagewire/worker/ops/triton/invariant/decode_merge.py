@@ -20,7 +20,7 @@ STEP = 8  # segments whose loads are issued together
 
 @dataclass(frozen=True, slots=True)
 class Partials:
-    """Segments before they are folded, for the query heads of a KV head; float32."""
+    """Segments before they are folded, for the query heads of one or all KV heads; float32."""
 
     out: Tensor  # [segments, heads, head_dim], sums of weighted values
     stats: Tensor  # [segments, 2, heads], largest scores in base 2, then sums of weights
@@ -51,8 +51,8 @@ def merge_segments(
         partials: one segment for each unit of the plan.
         ranges: `[rows * RANGES]` segments of shared prefixes; not read if `RANGES` is 0.
         lengths: `[rows]` int32, cached tokens.
-        shared_lengths, counts: `[rows]` int32, tokens in shared prefixes and segments of these; not
-            read if `RANGES` is 0.
+        shared_lengths, counts: `[rows]` int32, tokens in shared prefixes and the number of their
+            segments; not read if `RANGES` is 0.
         plan: how the batch was cut.
         common: constants and launch options, the same as those of decode attention.
     """
@@ -82,7 +82,7 @@ def _fold_pieces(
 ):  # fmt: skip
     """Fold `count` segments of one head; `stride` is heads from one segment to the next.
 
-    `heads` is what `stats` has heads of; pointers are those of the head in the first segment.
+    `stats` has `heads` heads. Pointers point to the head in the first segment.
     """
     dim = tl.arange(0, HEAD_DIM)[None, :]
     one = tl.arange(0, 1)
@@ -91,7 +91,7 @@ def _fold_pieces(
         norm = ()
         out = ()
         for piece in tl.static_range(STEP):
-            # Behind the end: segments without positions, which change nothing.
+            # Past the end: segments without positions, which change nothing.
             held = done + piece < count
             at = (done + piece) * stride
             highest += (tl.load(stats_ptr + at * 2 + one, mask=held, other=LOWEST),)  # type: ignore[assignment]
@@ -114,7 +114,7 @@ def _merge_kernel(
     lengths_ptr,  # [rows]
     shared_ptr,  # [rows], positions in shared prefixes
     counts_ptr,  # [rows], segments of shared prefixes
-    flag_ptr,  # these three are of the plan
+    flag_ptr,  # these three belong to the plan
     shares_ptr,
     ends_ptr,
     HEAD_DIM: tl.constexpr,
@@ -126,7 +126,7 @@ def _merge_kernel(
     PDL: tl.constexpr,
 ):
     """Fold the segments of one query head of one row. The grid is `[rows, query heads]`."""
-    if PDL:  # in every program: a kernel that waits for this one relies on those before it, too
+    if PDL:  # every program waits, so that the next kernel's wait covers earlier kernels, too
         gdc_wait()
         gdc_launch_dependents()
     HEADS: tl.constexpr = KV_HEADS * GROUP

@@ -1,12 +1,12 @@
-"""The plan that deals out the segments of decode rows, made on the device once a step.
+"""The plan that assigns segments of decode rows to programs, computed on the device once a step.
 
 A *unit* is one segment of one KV head of one row. All units of a batch form a line: segment after
 segment, head after head, row after row. A *share* is a piece of the line that one program computes.
 Shares are equal as in `attention.shares`, and are cut between units only, so a cut changes no bits.
 
-A head of a row whose units lie in several shares leaves its units in scratch memory, where they are
-merged. If the batch has more units than fit there, shares are cut between heads only. If shared
-prefixes were left out of the line, and too much remains, each row reads its prefix itself.
+If the units of a head lie in several shares, programs store them in scratch memory, where they are
+merged. If the batch has more units than fit there, shares are cut between heads only. Shared
+prefixes have no units, unless the other units do not fit: then each row reads its prefix itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PROGRAMS = 16  # shares that one program plans
 # Heads stay whole if the longest share is then at most this fraction longer than an equal share.
 _LEEWAY = 1 / 8
 # Units that the scratch memory holds, for each program of decode attention. A unit is 2 KiB with
-# four query heads of 128. A program with more units than this has enough to do.
+# four query heads of 128. A program with more units than this has enough work.
 UNITS_PER_PROGRAM = 128
 
 
@@ -37,8 +37,8 @@ class SegmentPlan:
     shared: Tensor  # [1], 1 if the prefixes are read as shared ones, else 0
     ends: Tensor  # [rows], the end of each row on the line
     rows: Tensor  # [rows], the rows that are not empty; the rest is undefined
-    units: Tensor  # [programs + 1], the begin of each share on the line, then the end of the last
-    begins: Tensor  # [programs, 2], the index in `rows` and the unit of that row of each begin
+    units: Tensor  # [programs + 1], the start of each share on the line, then the end of the last
+    begins: Tensor  # [programs, 2], for each start the index in `rows` and the unit of that row
     # [2], for the merge: the units of a share, and the number of leading shares that have one unit
     # more. If no head is cut: all units and 0, as if one share had all units.
     shares: Tensor
@@ -111,13 +111,13 @@ def _plan_kernel(
     """Write the plan.
 
     A program plans PROGRAMS shares and reads all lengths. The grid is `[(programs + 1) /
-    PROGRAMS]`. It does not let the next kernel start early.
+    PROGRAMS]`. The kernel does not let the next kernel start early.
     """
     row = tl.arange(0, PADDED_ROWS)
     length = tl.maximum(tl.load(lengths_ptr + row, mask=row < rows, other=0), 0)
     sharing = 0
     if RANGES:
-        # An empty row may be listed with a prefix.
+        # An empty row may have a shared prefix.
         own = tl.maximum(length - tl.load(shared_ptr + row, mask=row < rows, other=0), 0)
         fits = tl.sum(tl.cdiv(own, SEGMENT), 0) * KV_HEADS <= capacity
         length = tl.where(fits, own, length)

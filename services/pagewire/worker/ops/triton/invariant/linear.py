@@ -1,10 +1,10 @@
-"""Linear layers in the reference order: one accumulator takes the columns from first to last.
+"""Linear layers in the reference order: one accumulator adds the columns from first to last.
 
-A tensor core that adds so has the same bits for every tile, number of tokens and order of the
-operands. cuBLAS has the same bits where it does not split k; its algorithms are compared with
+In this order, tensor cores return the same bits for every tile, number of tokens and order of the
+operands. cuBLAS returns the same bits where it does not split k; its algorithms are compared with
 these kernels when a worker starts (`startup.tuning`).
 
-Every number of tokens rounds in the same places: the normalized input, the product, the sum with a
+Every number of tokens rounds the same values: the normalized input, the product, the sum with a
 bias or a residual, and the gated activation.
 """
 
@@ -108,7 +108,7 @@ def _ordered_kernel(
         x = _inputs(x_tile, column, start, K, present, RAGGED)
         acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
 
-    # The product is rounded before anything else is done to it, as cuBLAS does.
+    # The product is rounded before any other operation, as in cuBLAS.
     out = acc.to(out_ptr.dtype.element_ty).to(tl.float32)
     if SCALED:
         here = first + tl.arange(0, BLOCK_T)
@@ -203,7 +203,7 @@ def waits_first(x: Tensor, weight: Tensor) -> bool:
 def _config(
     x: Tensor, weight: Tensor, out: Tensor | None, add: bool = False, gated: bool = False
 ) -> OrderedConfig | StreamConfig | None:
-    """Return the tiles for a product, or None if cuBLAS has an algorithm in the order for it."""
+    """Return the tiles for a product, or None if cuBLAS has an algorithm in this order."""
     (tokens, k), rows = x.shape, weight.shape[0]
     if is_supported(tokens, weight):
         return stream_config(tokens, rows, k, gated)
@@ -225,7 +225,7 @@ def _launch(
     gated: bool = False,
     add: bool = False,
 ) -> Tensor:
-    """Launch a kernel; with `eps` it computes `inverse` of a single token itself."""
+    """Launch a kernel; with `eps`, the kernel computes `inverse` of a single token itself."""
     tokens, features = out.shape
     if tokens == 0:
         return out

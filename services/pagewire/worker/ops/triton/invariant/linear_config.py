@@ -1,7 +1,7 @@
 """The tiles of a GEMM in the reference order.
 
 Tiles change the time of a GEMM and never its bits, so they may depend on the number of tokens.
-`benchmarks/kernels/invariant_gemms.py` times them. Those of one to four tokens are not measured on
+`benchmarks/kernels/invariant_gemms.py` times them. Tiles for one to four tokens are not measured on
 a GPU yet.
 """
 
@@ -13,15 +13,15 @@ from pagewire.worker.ops.integers import next_power_of_2
 from pagewire.worker.ops.triton.linear_config import SkinnyConfig
 from pagewire.worker.ops.triton.linear_config import linear_config as usual_config
 
-MIN_COLUMNS = 16  # of a tile: a tensor core multiplies so many at a time
+MIN_COLUMNS = 16  # of a tile: a tensor core multiplies this many at a time
 
 
 @dataclass(frozen=True, slots=True)
 class OrderedConfig:
     """A program multiplies tiles of `rows` weight rows by `block_k` with `tokens` tokens.
 
-    It loads `ahead` tiles of weights before it waits for the kernel before it, at most as many as a
-    row has. The others load `stages` at a time.
+    It loads `ahead` tiles of weights, at most as many as a row has, before it waits for the
+    preceding kernel. It then loads `stages` tiles at a time.
     """
 
     rows: int
@@ -35,8 +35,8 @@ class OrderedConfig:
 def ordered_config(tokens: int, rows: int, k: int, item_size: int) -> OrderedConfig | None:
     """Choose the tiles for a weight `[rows, k]`; None where cuBLAS is faster.
 
-    cuBLAS computes the numbers of tokens that it computes without this mode, by an algorithm whose
-    bits were compared with those of these kernels.
+    cuBLAS computes the same numbers of tokens as without this mode, by an algorithm whose bits were
+    compared with those of these kernels.
     """
     usual = usual_config(tokens, rows, k, item_size)
     if usual is None:
@@ -55,8 +55,8 @@ def ordered_config(tokens: int, rows: int, k: int, item_size: int) -> OrderedCon
 def few_tokens(tokens: int, k: int, item_size: int) -> OrderedConfig:
     """Return the tiles for up to eight tokens.
 
-    The time is that of reading the weights. Tiles are small so that there are many programs, and
-    four of them load while the kernel before this one ends.
+    The time is that of reading the weights. Tiles are small so that there are many programs. Each
+    program loads up to four tiles while the preceding kernel ends.
     """
     block_k = _columns(k, 256 if item_size == 2 else 64)
     ahead = max(1, min(4, k // block_k))

@@ -1,7 +1,7 @@
 """Root-mean-square normalization with one order of addition, and its factors alone.
 
 Squares are added in pairs (`ordered_inverse_rms`). A sum over the threads of a program would depend
-on how many threads there are.
+on the number of threads.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _rms_norm_kernel(
     FACTORS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Normalize rows of `x`, or with FACTORS write what they would be multiplied by.
+    """Normalize rows of `x`, or with FACTORS write only the factors of the rows.
 
     A program computes ROWS whole rows. The grid is `[tokens / ROWS]`.
     """
@@ -74,10 +74,10 @@ def inverse_rms(x: Tensor, eps: float) -> Tensor:
 
 
 def is_late(x: Tensor, bias: Tensor | None = None) -> bool:
-    """Tell whether the norm of `x`, which has no weight left, is applied after the GEMM behind it.
+    """Tell whether the norm of `x`, which has no weight of its own, is applied after the next GEMM.
 
-    This is the same for any number of tokens. A bias is added to what is normalized already, and
-    in float16 products could overflow.
+    This is the same for any number of tokens. A bias must be added to a normalized product, and in
+    float16 products could overflow.
     """
     return x.dtype != torch.float16 and bias is None
 
@@ -85,7 +85,7 @@ def is_late(x: Tensor, bias: Tensor | None = None) -> bool:
 def factors_of(x: Tensor, eps: float) -> tuple[Tensor | None, Tensor | None]:
     """Return what the kernel after a GEMM needs to apply the norm of `x`: `x`, or `inverse_rms`.
 
-    That kernel has several programs for a token. With many tokens they should not all read `x`.
+    That kernel has several programs for a token. With many tokens, not all of them should read `x`.
     """
     if x.numel() <= MAX_SCALED_LATE:
         return x, None

@@ -1,7 +1,7 @@
 """Operations with one order of addition: this module implements `contract.ops.Ops`.
 
-`layer_norm`, `activate`, `soft_cap` and those of experts, of latent attention and of quantized
-weights are the usual ones, which were not compared by bits. Workers refuse models that need them
+`layer_norm`, `activate`, `soft_cap` and the operations of experts, latent attention and quantized
+weights are the usual ones, whose bits were not compared. Workers refuse models that need them
 (`startup.one_answer`).
 """
 

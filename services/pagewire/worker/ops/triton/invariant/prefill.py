@@ -1,8 +1,8 @@
 """Prefill attention with one order of addition: the tiles, segments and folds of decode attention.
 
-A token has the bits that it would have as a decode row, so its keys and values in the next layer do
-not depend on whether it was a part of the prompt or was generated. Tiles of queries and the grid
-are those of `attention.prefill`.
+A token has the same bits as in a decode row, so its keys and values in the next layer do not depend
+on whether it was a part of the prompt or was generated. Tiles of queries and the grid are those of
+`attention.prefill`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def prefill_attention(
     out: Tensor | None = None,
     config: SegmentPrefillConfig | None = None,
 ) -> Tensor:
-    """Implement `AttentionOps.prefill_attention` without windows and soft caps."""
+    """Implement `AttentionOps.prefill_attention` without windows, soft caps and sinks."""
     check_layout(q, k_cache, v_cache, scales)
     check_options(window, soft_cap, sinks)
     tokens, query_heads, head_dim = q.shape
@@ -115,8 +115,8 @@ def prefill_attention(
 def prefill_config(dtype: torch.dtype, head_dim: int, *, fp8: bool = False) -> SegmentPrefillConfig:
     """Choose tiles; not measured on a GPU yet.
 
-    A program holds the sums of a segment and of all segments before it, twice the registers of
-    `attention.prefill`, so it has half of its rows.
+    A program holds the sums of a segment and of all earlier segments, twice the registers of
+    `attention.prefill`, so it has half the rows.
     """
     if dtype == torch.float32:
         return SegmentPrefillConfig(rows=16, warps=4, stages=1)
@@ -144,7 +144,7 @@ def _attend_tiles(
 ):  # fmt: skip
     """Attend to KV tiles `begin` to `end`, and fold each segment that ends there.
 
-    Return the sums of the segment that has not ended, and those of all segments before it.
+    Return the sums of the segment that has not ended, and the sums of all earlier segments.
     """
     TILES: tl.constexpr = SEGMENT // TILE
     at = begin * TILE + tl.arange(0, TILE)
@@ -223,7 +223,7 @@ def _segment_prefill_kernel(
     A program computes one tile for one KV head. The grid is `[kv_heads, tiles]`. The first tile of
     chunk i is `starts[i] // TOKENS + i`, which leaves enough tiles for the chunks before it.
     """
-    if PDL:  # in every program: a kernel that waits for this one relies on those before it, too
+    if PDL:  # every program waits, so that the next kernel's wait covers earlier kernels, too
         gdc_wait()
         gdc_launch_dependents()
     TOKENS: tl.constexpr = ROWS // GROUP
@@ -260,7 +260,7 @@ def _segment_prefill_kernel(
     q = tl.load(q_ptr + of_row, mask=present, other=0.0)
 
     tiles = last_position // TILE + 1
-    diagonal = (first_position + 1) // TILE  # KV tiles that every row sees whole
+    diagonal = (first_position + 1) // TILE  # KV tiles that every row sees in full
     highest, norm, out = start(ROWS, HEAD_DIM)
     all_highest, all_norm, all_out = start(ROWS, HEAD_DIM)
     highest, norm, out, all_highest, all_norm, all_out = _attend_tiles(
@@ -275,7 +275,7 @@ def _segment_prefill_kernel(
         k_scales_ptr, v_scales_ptr,
         HEAD_DIM, KV_HEADS, BLOCK_SIZE, SEGMENT, TILE, True, FP8, PRECISION, INTERPRETED,
     )  # fmt: skip
-    # The last segment, or one without positions, which changes nothing.
+    # The last segment, or a segment without positions, which changes nothing.
     all_highest, all_norm, all_out = fold(all_highest, all_norm, all_out, highest, norm, out)
     result = finished(all_norm, all_out).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + of_row, result, mask=present)

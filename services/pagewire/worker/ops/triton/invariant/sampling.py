@@ -1,4 +1,4 @@
-"""Tokens and log probabilities that do not depend on what other rows of a step ask for."""
+"""Tokens and log probabilities that do not depend on the options of other rows of a step."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pagewire.worker.ops.triton.sampling import sample as sample_of_variant
 def sample(logits: Tensor, state: SamplingState, filtered: bool = True) -> Tensor:
     """Implement `SamplingOps.sample`.
 
-    A row without filters is drawn by another variant of the kernel if no row has any. Both give
-    the same bits: the sum over a group is exact, and no operations are fused.
+    If no row has filters, another variant of the kernel draws the tokens. Both variants return the
+    same bits: the sum over a group is exact, and no operations are fused.
     """
     return sample_of_variant(logits, state, filtered, exact=True)
 
@@ -22,8 +22,8 @@ def sample(logits: Tensor, state: SamplingState, filtered: bool = True) -> Tenso
 def logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Implement `SamplingOps.logprobs`, always by the kernels of the largest `k`.
 
-    Each `k` has a kernel of its own, which may add the weights of a chunk in another order, and a
-    step computes all its rows with the largest `k` of any row.
+    A step computes all rows with the largest `k` of any row. Each `k` has its own kernel, which may
+    add the weights of a chunk in another order.
     """
     if not 0 <= k <= MAX_LOGPROBS:
         raise ValueError(f"k is {k}: choose 0 to {MAX_LOGPROBS} log probabilities a token")

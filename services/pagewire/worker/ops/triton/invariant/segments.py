@@ -1,15 +1,15 @@
 """Attention in tiles and segments at fixed positions, the same for all kernels of this package.
 
 The KV positions of a sequence are cut into segments of SEGMENT positions, and a segment into tiles
-of TILE, both from position 0. The softmax of a segment is computed online over its tiles, from
-nothing (`attend_tile`). Segments are then added in the order of their positions (`fold`). So it
-does not matter which program computes a segment, and whether its queries decode or are a prompt.
+of TILE, both from position 0. Each segment starts its own softmax, computed online over its tiles
+(`attend_tile`). Segments are then added in the order of their positions (`fold`). So it does not
+matter which program computes a segment, or whether its queries are of a decode step or a prompt.
 
-What stays the same in any layout of threads: the accumulators of tensor cores, maxima, and the sum
-of the weights of a tile, whose terms are multiples of 2^-17 and at most 1. A sum of 64 of them is
+The layout of threads does not change the accumulators of tensor cores, the maxima, or the sum of
+the weights of a tile. These weights are multiples of 2^-17 and at most 1, so a sum of 64 weights is
 exact in float32.
 
-A tile in which a row sees no position leaves that row's bits unchanged, and so does a segment:
+A tile in which a row sees no position leaves that row's bits unchanged, and so does such a segment:
 its maximum is LOWEST, and its sum and output are 0.
 """
 
@@ -25,7 +25,7 @@ TILE = 64
 SEGMENT = 256
 TILES = SEGMENT // TILE
 
-# Adding and subtracting it rounds a weight to a multiple of 2^-17: from 64 to 128, float32 has no
+# Adding and subtracting 64 rounds a weight to a multiple of 2^-17: from 64 to 128, float32 has no
 # finer numbers.
 _ROUND = tl.constexpr(64.0)
 
@@ -33,7 +33,7 @@ _ROUND = tl.constexpr(64.0)
 def check_options(
     window: int | None, soft_cap: float | None = None, sinks: Tensor | None = None
 ) -> None:
-    """Refuse what these kernels do not compute; `startup.one_answer` refuses such models."""
+    """Refuse options that these kernels lack; `startup.one_answer` refuses models with them."""
     if window is not None or soft_cap is not None:
         raise ValueError(
             f"attention with one order of addition has no windows and no soft caps; given are "
@@ -48,10 +48,10 @@ def check_options(
 
 @triton.jit
 def without_origin(numbers, INTERPRETED: tl.constexpr):
-    """Return `numbers`, for which the compiler cannot tell that they were loaded as FP8.
+    """Return `numbers` so that the compiler cannot detect that they were loaded as FP8.
 
-    If it can, a thread that uses mma.sync holds four neighbouring columns of an operand instead of
-    two. So an instruction adds other columns than wgmma does, and sums are rounded otherwise.
+    Otherwise a thread that uses mma.sync holds four adjacent columns of an operand instead of two.
+    Then instructions add other columns than wgmma does, and sums round differently.
     """
     if INTERPRETED or numbers.dtype == tl.float32:
         return numbers
@@ -120,5 +120,5 @@ def fold(all_highest, all_norm, all_out, highest, norm, out):
 @triton.jit
 def finished(norm, out):
     """Return the result `[ROWS, head_dim]` of all segments of a row."""
-    # Adding 0 turns -0 into 0, which a tile without seen positions would do, too.
+    # Adding 0 turns -0 into 0, as a tile without visible positions would.
     return out * tl.div_rn(1.0, norm)[:, None] + 0.0

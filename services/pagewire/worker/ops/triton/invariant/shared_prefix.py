@@ -1,6 +1,6 @@
 """Shared-prefix attention in segments: a segment is read once for all rows that share it.
 
-A work item is one whole segment and the rows that share it. It leaves the same maximum, sum and
+A work item is one whole segment and the rows that share it. It stores the same maximum, sum and
 output that each row would compute alone, and the merge of decode attention folds them.
 """
 
@@ -24,8 +24,8 @@ from pagewire.worker.ops.triton.attention.paged import LOG2_E, lines, lookup, sc
 from pagewire.worker.ops.triton.invariant.decode_merge import Partials
 from pagewire.worker.ops.triton.invariant.segments import SEGMENT, TILE, attend_tile, start
 
-# Segments of a row that are read as shared ones: 8,192 positions. Behind them each row reads for
-# itself. Scratch memory holds so many segments of each row.
+# Most segments of a row that are read as shared ones: 8,192 positions. Each row reads later
+# positions itself. Scratch memory holds this many segments of each row.
 MAX_SEGMENTS = 32
 PROGRAMS_PER_MULTIPROCESSOR = 2
 
@@ -124,10 +124,10 @@ def _shared_segment_kernel(
     INTERPRETED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Attend from the rows of an item to its segment, which all of them see whole.
+    """Attend from the rows of an item to its segment, which all rows see in full.
 
-    The number of programs is fixed, so the grid depends on the device only. A program takes every
-    n-th pair of item and KV head, and computes the query heads of that KV head for all rows.
+    The number of programs is fixed, so the grid depends on the device only. A program computes each
+    n-th pair of item and KV head: the query heads of that KV head for all rows.
     """
     if PDL:
         gdc_wait()

@@ -1,11 +1,11 @@
 """Kernels of latent attention (`contract.latent`).
 
 `write` rotates queries and fills the cache. `decode` attends from decode rows, cut into equal
-shares as other decode attention, and `prefill` from chunks. All query heads of a token read the
-same vectors of the cache, so a tile of heads takes the place of the query heads of one KV head.
-A vector is read once and used twice, as key and as value. It has 512 + 64 values in DeepSeek's
-models, and sizes of tiles are powers of two: scores are two products, one of the latent vector and
-one of the rotated key.
+shares as in `attention.decode`. `prefill` attends from chunks. All query heads of a token read the
+same vectors of the cache, so a tile of heads replaces the query heads of one KV head. A vector is
+read once and used twice, as key and as value. It has 512 + 64 values in DeepSeek's models, but tile
+sizes are powers of two. So scores are computed in two products, one with the latent vector and one
+with the rotated key.
 
 These kernels do not start before the preceding kernel has ended, and no kernel starts before they
 have ended.

@@ -1,7 +1,7 @@
 """Decode attention over latent vectors: one query token for each row.
 
 The batch is cut into equal shares, and the pieces of segments that are cut are merged, as in
-`attention.decode`; a *segment* is here one tile of query heads of one row.
+`attention.decode`. Here a *segment* is one tile of query heads of one row.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from pagewire.worker.ops.triton.attention.shared_prefix import Pieces
 from pagewire.worker.ops.triton.attention.shares import DecodePlan, cut, plan_shares
 from pagewire.worker.ops.triton.latent.heads import check_layout, heads_of_tile
 
-_ROWS = 16  # of a matrix instruction, at least
+_ROWS = 16  # least rows of a matrix instruction
 
 
 @dataclass(frozen=True, slots=True)
 class LatentDecodeConfig:
     """Tiles and launch options of decode attention over latent vectors."""
 
-    heads: int  # query heads of a tile, at most
+    heads: int  # most query heads of a tile
     tile: int  # positions of a step of the loop
     warps: int
     stages: int
@@ -46,7 +46,7 @@ def decode_config(dtype: torch.dtype, heads: int) -> LatentDecodeConfig:
     """Choose tiles and launch options. Not measured yet.
 
     A tile of heads keeps its sums, 512 float32 values a head, in registers. 64 heads fill half of
-    the registers of a multiprocessor. A model with few heads has room for two programs.
+    the registers of a multiprocessor. With few heads, two programs fit.
     """
     if dtype == torch.float32:
         return LatentDecodeConfig(heads=16, tile=16, warps=4, stages=1, programs=1, share=64)
@@ -86,7 +86,7 @@ def latent_decode_attention(
     """Implement `LatentOps.latent_decode_attention`.
 
     `config` sets tiles and launch options; None chooses them by dtype and heads. A `plan` must be
-    of the same ones.
+    made with the same ones.
     """
     check_layout(absorbed, rotated, cache)
     rows, heads, rank = absorbed.shape
@@ -154,7 +154,7 @@ def latent_decode_attention(
 
 
 def _merge_config(rows: int, heads: int, group: int, programs: int) -> MergeConfig:
-    """Choose how the pieces of `programs` are merged: more at a time if segments have many."""
+    """Choose how the pieces of `programs` are merged: more at a time if each segment has many."""
     pieces = programs // (rows * (heads // group)) + 2  # of one segment, approximately
     if pieces > 8:
         return MergeConfig(step=8, heads=1)
@@ -172,7 +172,7 @@ def _latent_decode_kernel(
     tables_ptr,  # [slots, table_stride]
     slots_ptr,  # [rows]
     lengths_ptr,  # [rows]
-    rows_ptr,  # these three are the plan, if PLANNED; see `DecodePlan`
+    rows_ptr,  # these three belong to the plan, if PLANNED; see `DecodePlan`
     units_ptr,
     begins_ptr,
     scale_log2,
@@ -192,8 +192,8 @@ def _latent_decode_kernel(
 ):
     """Attend from the query heads of each segment to the positions of one share.
 
-    A program computes one share: segment after segment, each up to its end or to that of the share.
-    The grid is `[programs]`, a fixed number for each multiprocessor.
+    A program computes one share: segment after segment, each up to its own end or the share's. The
+    grid is `[programs]`, a fixed number for each multiprocessor.
     """
     program = tl.program_id(0)
     number = 0
@@ -210,7 +210,7 @@ def _latent_decode_kernel(
     else:
         total = tiles * TILES
         share, longer = cut(total, tl.num_programs(0), min_share)
-        # Programs without a share begin at the end of the line or behind it.
+        # Programs without a share begin at the end of the line or after it.
         unit = program * share + tl.minimum(program, longer)
         stop = tl.minimum(unit + share + tl.where(program < longer, 1, 0), total)
         within = unit

@@ -1,4 +1,4 @@
-"""Products of each head and a matrix of its own, and how heads are cut into tiles."""
+"""Products of each head with its own matrix, and how heads are cut into tiles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def multiply_heads(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def heads_of_tile(heads: int, most: int = MAX_TILE_HEADS) -> int:
-    """Return the query heads of a tile: the most that divide `heads`."""
+    """Return the query heads of a tile: the largest divisor of `heads` up to `most`."""
     return next(size for size in range(min(heads, most), 0, -1) if heads % size == 0)
 
 

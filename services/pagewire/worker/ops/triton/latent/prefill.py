@@ -1,7 +1,7 @@
-"""Prefill attention over latent vectors: chunks of new tokens behind a cached prefix.
+"""Prefill attention over latent vectors: chunks of new tokens after a cached prefix.
 
-Rows of a tile are the heads of a tile of query heads, for consecutive tokens of one chunk. The grid
-follows from the numbers of tokens and chunks as in `attention.prefill`.
+The rows of a tile are a tile of query heads for consecutive tokens of one chunk. The grid follows
+from the numbers of tokens and chunks as in `attention.prefill`.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _latent_prefill_kernel(
     out = tl.zeros([ROWS, RANK], tl.float32)
     at_position = tl.arange(0, TILE)
     block = lookup(table_ptr, at_position, length, BLOCK_SIZE)
-    # One loop with masks for all tiles: a second one without would spill registers.
+    # One loop with masks for all tiles: a second loop without masks would spill registers.
     for _ in range(last_position // TILE + 1):
         cached = (at_position < length)[:, None]
         offset = at_position % BLOCK_SIZE

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
 
-_HEADS = 8  # of queries, for one program
+_HEADS = 8  # query heads of a program
 
 
 def latent_rope_kv_write(

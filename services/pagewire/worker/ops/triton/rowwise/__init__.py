@@ -1,4 +1,4 @@
 """Kernels that compute row by row: norms, activations, the quantization of inputs.
 
-Kernels of other rooms call their device functions, so nothing here imports a GEMM or attention.
+Kernels of other packages call these device functions, so nothing here imports a GEMM or attention.
 """

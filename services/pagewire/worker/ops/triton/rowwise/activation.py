@@ -59,7 +59,7 @@ def _activate_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Compute the activation of `x`, or of its gates times the values behind them.
+    """Compute the activation of `x`; if GATED, of its first half, times its second half.
 
     A program computes BLOCK columns of one token. The grid is `[tokens * blocks]`.
     """
@@ -98,7 +98,7 @@ def _silu_mul_kernel(
     intermediate,
     gate_up_stride,
     eps,
-    HIDDEN: tl.constexpr,  # 0 if nothing is to be divided
+    HIDDEN: tl.constexpr,  # 0 if nothing is divided
     BLOCK: tl.constexpr,
     BLOCK_H: tl.constexpr,
     GIVEN: tl.constexpr,
@@ -149,7 +149,7 @@ def silu_mul(
     """Implement `ActivationOps.silu_mul`; the rows of `gate_up` may have any stride.
 
     `inverse [tokens]` float32 are the inverse root mean squares of `unscaled`, which is then None.
-    With `ordered` sums have one order of addition, and nothing is fused.
+    With `ordered`, sums have one order of addition, and nothing is fused.
     """
     tokens, intermediate = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((tokens, intermediate))

@@ -1,4 +1,4 @@
-"""The kernel that quantizes inputs, alone or after the norm or the activation before it."""
+"""The kernel that quantizes inputs, alone or after a norm or an activation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pagewire.worker.ops.integers import cdiv, next_power_of_2
 from pagewire.worker.ops.triton.rowwise.activation import silu_of
 from pagewire.worker.ops.triton.rowwise.norm import inverse_rms
 
-# Added to a float32 below 2^22 and subtracted again, it rounds to the nearest, half to even.
+# Adding and subtracting this rounds a float32 below 2^22 to the nearest integer, half to even.
 _ROUNDING = tl.constexpr(12582912.0)
 _LEAST_NORMAL = tl.constexpr(2.0**-6)  # of E4M3; smaller values are multiples of 2^-9
 
@@ -31,8 +31,8 @@ def divided(x, scale, INTERPRETED: tl.constexpr):
 
     The remainder corrects the product with the rounded inverse (Markstein, 1990, "Computation of
     elementary functions on the IBM RISC System/6000 processor"): a few operations, where the
-    division takes a dozen and a branch. Small numbers are multiplied by 2^64 before, so that the
-    inverse is finite. Triton's interpreter rounds twice in a multiplication with an addition.
+    division takes a dozen and a branch. If `scale` is small, `x` and `scale` are multiplied by 2^64
+    first, so that the inverse is finite. Triton's interpreter divides: its `fma` rounds twice.
     """
     if INTERPRETED:
         return tl.div_rn(x, scale)
@@ -51,7 +51,7 @@ def rounded_to_fp8(x):
     For Triton's interpreter only: its conversion to FP8 loses the carry into the exponent.
     """
     bits = x.to(tl.int32, bitcast=True)
-    bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000  # 3 of 23 mantissa bits stay
+    bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000  # 3 of 23 mantissa bits remain
     small = (x * 512.0 + _ROUNDING) - _ROUNDING
     return tl.where(tl.abs(x) < _LEAST_NORMAL, small / 512.0, bits.to(tl.float32, bitcast=True))
 
@@ -85,8 +85,8 @@ def _quantize_kernel(
     """Quantize rows of `x`, after SiLU and a product if GATED, or after a norm if NORM.
 
     A program computes one token. The grid is `[tokens]`. With COPIES the result of a token is
-    stored to so many rows. BY_ROW promises that what was before the kernel before this one is done
-    when the next one starts.
+    stored to COPIES rows. BY_ROW: the next kernel starts only when the kernels before this one have
+    ended.
     """
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -108,7 +108,7 @@ def _quantize_kernel(
         x *= inverse_rms(x, eps, WIDTH, 0)
         if NORM_WEIGHT:
             x *= weight
-    # As if the result had been stored in between.
+    # Rounded as if the result had been stored in between.
     x = x.to(x_ptr.dtype.element_ty).to(tl.float32)
 
     if GROUP:
@@ -152,9 +152,9 @@ def quantize_rows(x: Tensor, inputs: InputFormat, rows: Tensor | None, tail: int
     Args:
         x: `[tokens, in_features]`.
         inputs: the type and the scales.
-        rows: `[tokens, copies]` int32, all rows of each token, or None if `x` is by row.
-        tail: scales of a group lie side by side, and before those of the next one at least so many
-            of no meaning.
+        rows: `[tokens, copies]` int32, the rows to store each token to, or None if `x` is by row.
+        tail: scales of a group are adjacent, and at least this many unused ones follow before the
+            scales of the next group.
     """
     return _launch(x, x.shape[1], inputs, rows=rows, tail=tail)
 
