@@ -76,7 +76,7 @@ class ChannelReader:
             yield from self._body(header)
 
     def _header(self, begin: str) -> Reading[str | None]:
-        """The header that begins with a tag; empty if the output ends in it, None for other text."""
+        """The header that begins with a tag; empty if the output ends in it, None if not one."""
         reader, pieces = self._reader, [begin]
         while (yield from reader.more()):
             read = reader.run(_TEXT)
