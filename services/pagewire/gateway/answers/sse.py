@@ -57,7 +57,7 @@ class ChunkWriter:
     async def write_paced(self, generation: Generation, pacer: Pacer) -> list[str]:
         """Does the same as `write`, in pieces and without blocking the event loop.
 
-        An echoed prompt comes first, in a chunk of its own.
+        An echoed prompt is first, in its own chunk.
         """
         if generation.prompt is None or generation.index in self._echoed:
             return await self._write_output(generation, pacer)

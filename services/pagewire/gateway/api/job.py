@@ -36,7 +36,7 @@ class Job:
     ignored: tuple[str, ...] = ()
     details: Details | None = None
     request_id: str | None = None
-    # How the text is read; None if all of it is content.
+    # The format of the text; None if all text is content.
     output: OutputFormat | None = None
     input_field: str = "prompt"
     prompts: tuple[PromptWishes, ...] = ()

@@ -62,7 +62,7 @@ class Conversation:
         return chat
 
     def output_format(self, model: ServedModel) -> OutputFormat | None:
-        """The format of the answer's text; None if all of it is content.
+        """The format of the answer's text; None if all text is content.
 
         RequestError for tools if the model's format of calls is not known.
         """

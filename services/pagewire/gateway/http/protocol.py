@@ -28,7 +28,7 @@ _BYTES_ACKED = struct.Struct("120xQ")
 class HttpProtocol(HttpToolsProtocol):
     """Refuses a head that is too large (431) or not HTTP (400); closes if a head is too slow.
 
-    Resets the connection if an answer waits and the client reads no byte of it for some time.
+    Resets the connection if an answer waits and the client reads no byte for some time.
     """
 
     head_bytes = HEAD_BYTES

@@ -1,4 +1,4 @@
-"""Text that arrives in pieces, read by generators that yield where they need more of it.
+"""Text that arrives in pieces, read by generators that yield when they need more text.
 
 A decision depends on the text alone, never on where it was split. A generator that cannot decide
 yet yields, and continues after the next call of `feed` or `end`.

@@ -35,7 +35,7 @@ def deliver_prompts(
         generation = generations.get(output.stream)
         if generation is None or generation.aborted:
             continue
-        if output.logprobs and not generation.prompt_tokens:  # text comes before it is computed
+        if output.logprobs and not generation.prompt_tokens:  # text arrives before it is computed
             generation.prompt_tokens = len(output.token_ids) // 4
             metrics.prompt_tokens.inc(generation.prompt_tokens)
         try:
