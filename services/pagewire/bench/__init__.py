@@ -1,4 +1,4 @@
 """Benchmarks: loads, measurements and their results. Used by the command line and `benchmarks/`.
 
-Options and printing belong to `cli/commands`.
+`cli/commands` has the options and the printing.
 """

@@ -70,9 +70,9 @@ def compare_preemption(
 ) -> dict[str, Any]:
     """Compares preemption with a plain queue, on a worker with a fourth of the memory of its batch.
 
-    The plain queue admits a request when all blocks that it will ever need are free, which a replay
-    knows; the best of several settings counts. The others admit by the blocks needed so far, and
-    preempt. They compute evicted KV again, or copy it back from the host.
+    The plain queue admits a request when all blocks for its whole output are free; only a replay
+    has this number. The best of several settings counts. The other runs admit by the blocks needed
+    so far, and preempt. They compute evicted KV again, or copy it back from the host.
     """
     from pagewire.objectives import Objectives
     from pagewire.simulator.report import summarize
@@ -126,7 +126,7 @@ def compare_preemption(
 
 
 def _fourth_of_demand(requests: "list[TraceRequest]", setup: Setup) -> int:
-    """KV blocks for a fourth of a full batch, and at least for the longest request."""
+    """KV blocks for a fourth of a full batch, but at least for the longest request."""
     mean = sum(r.input_length + r.output_length for r in requests) / len(requests)
     longest = max(r.input_length + r.output_length for r in requests)
     return round(max(setup.num_slots * mean / 4, longest) / setup.block_size) + 2

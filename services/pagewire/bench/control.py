@@ -15,11 +15,11 @@ from pagewire.config import SchedulerConfig, SimulatedWorkerConfig
 from pagewire.simulator.addresses import addresses_of
 
 _PROMPT_TOKENS = 64
-# Upper bounds for any scheduler on any processor, from which a request's max_tokens follows:
-# tokens of all requests together, and tokens of one request.
+# Upper bounds for any scheduler on any processor: tokens of all requests together, and tokens of
+# one request. They determine a request's max_tokens.
 _MAX_TOKENS_PER_SECOND = 2_000_000
 _MAX_STEPS_PER_SECOND = 12_000
-# Time before the measurement: until all requests run, and until their rate is steady.
+# Time before the measurement, until all requests run at a steady rate.
 _MARGIN_SECONDS = 6.0
 _VOCABULARY = 4096
 _GRACE_SECONDS = 10.0
@@ -33,8 +33,7 @@ class Scenario:
     description: str
     workers: int
     running: int
-    # How many times faster than those of an H200 with Llama-3.1-8B the steps are; with 0 a step
-    # takes no time.
+    # The speed of steps relative to an H200 with Llama-3.1-8B; with 0 a step takes no time.
     speedup: float
 
     @property
@@ -43,8 +42,8 @@ class Scenario:
         return self.workers * self.running
 
     def tokens_for(self, seconds: float) -> int:
-        """A max_tokens that no request reaches in this time, so that none ends while it is
-        measured."""
+        """A max_tokens that no request reaches in this time, so that no request ends during the
+        measurement."""
         steps = 1000 * self.speedup if self.speedup else _MAX_STEPS_PER_SECOND
         return int(seconds * min(steps, _MAX_TOKENS_PER_SECOND / self.running))
 
@@ -98,7 +97,7 @@ async def run_scenario(
 def _service(
     name: str, command: str, config: SchedulerConfig | SimulatedWorkerConfig, health: str
 ) -> Service:
-    # The measurement ends while all requests run: there is no reason to drain them.
+    # The measurement ends while all requests run; draining them has no use.
     flags = arguments(replace(config, drain_timeout=0.0))
     return Service(
         name, (sys.executable, "-m", "pagewire.cli.main", command, *flags), health, _GRACE_SECONDS
@@ -106,14 +105,14 @@ def _service(
 
 
 def summarize(windows: Mapping[str, Window]) -> dict[str, float]:
-    """The figures that can be derived from the scenarios that ran, by scenario name."""
+    """The figures that follow from the scenarios that ran; `windows` is by scenario name."""
     found = {}
     if "throughput" in windows:
         found["output tokens/s at 512 running"] = windows["throughput"].tokens_per_second
     if "busy" in windows:
         found["scheduler ms of CPU a step of 256, in a row"] = _cpu_per_step_of_256(windows["busy"])
     if "step" in windows:
-        # Above the figure for steps in a row: threads have to wake up, and CPU caches are cold.
+        # Higher than for steps without pauses: threads must wake up, and CPU caches are cold.
         found["scheduler ms of CPU a step of 256, paced"] = _cpu_per_step_of_256(windows["step"])
     if "few" in windows and "many" in windows:
         few, many = cpu_per_token(windows["few"]), cpu_per_token(windows["many"])

@@ -15,7 +15,7 @@ _SETTLE_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Requests that run at once. None of them may end during the measurement."""
+    """Requests that run at once. No request may end during the measurement."""
 
     running: int
     prompt_tokens: int
@@ -60,7 +60,7 @@ async def measure(
     from pagewire.rpc.transport import open_channel
 
     async with open_channel(address) as channel:
-        # The scheduler inherits this environment, and so requires its token.
+        # The scheduler inherits this environment, so it requires this token.
         credentials = NO_CREDENTIALS.with_token(read_token(None, SCHEDULER_TOKEN))
         call = open_stream(channel, MULTIPLEX, credentials.metadata)
         writer = asyncio.create_task(_submit_all(call, load))
@@ -104,7 +104,7 @@ async def _count(call: Any, counter: "_Counter", seconds: float, pids: dict[str,
 
 
 class _Counter:
-    """Counts tokens by request. Few array operations a message keep the client's own cost low."""
+    """Counts tokens by request, with few array operations per message to keep the client cheap."""
 
     def __init__(self, running: int) -> None:
         import numpy as np

@@ -11,8 +11,8 @@ _SAMPLE_WORDS = 64
 
 
 def split(plan: LoadPlan, processes: int) -> list[LoadPlan]:
-    """Divides a plan into one for each process. Requests, concurrency and rates add up to those of
-    the plan, and no part is empty."""
+    """Divides a plan into one for each process. The sums of requests, concurrency and rates equal
+    those of the plan, and no part is empty."""
     processes = min(processes, plan.requests, plan.concurrency or processes)
     rate = None if plan.request_rate is None else plan.request_rate / processes
     return [
@@ -28,7 +28,7 @@ def split(plan: LoadPlan, processes: int) -> list[LoadPlan]:
 
 
 def run_plans(plans: list[LoadPlan]) -> list[Timing]:
-    """Runs each plan in a process of its own, all at once."""
+    """Runs all plans at once, each in its own process."""
     # here, so that other commands start faster
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
@@ -43,7 +43,7 @@ def _share(total: int, parts: int, index: int) -> int:
 
 
 async def words_for(url: str, model: str, tokens: int) -> int:
-    """How many random words make a prompt of about `tokens` tokens, as the server counts them."""
+    """The number of random words for a prompt of about `tokens` tokens, counted by the server."""
     sample = words(random.Random(0), _SAMPLE_WORDS)
     counts = [await _prompt_tokens(url, model, text) for text in (sample, f"{sample} {sample}")]
     per_word = (counts[1] - counts[0]) / _SAMPLE_WORDS

@@ -54,11 +54,11 @@ class Timing:
     prompt_tokens: int = 0
     output_tokens: int = 0
     error: str | None = None
-    # Of a refusal: its HTTP status, the time to the end of its body, and its Retry-After.
+    # For a refusal: its HTTP status, the time to the end of its body, and its Retry-After.
     status: int | None = None
     answered: float = 0.0
     retry_after: str | None = None
-    late: float = 0.0  # from the time when it was due until it was sent
+    late: float = 0.0  # from its due time until it was sent
 
     @property
     def tpot(self) -> float | None:

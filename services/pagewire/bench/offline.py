@@ -26,7 +26,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class OfflineSampling:
-    """How all requests are sampled. Without `detokenize` the scheduler makes no text."""
+    """The sampling of all requests. Without `detokenize` the scheduler makes no text."""
 
     temperature: float
     ignore_eos: bool
@@ -35,8 +35,8 @@ class OfflineSampling:
 
 @dataclass(frozen=True, slots=True)
 class OfflineResult:
-    """What a run measured. `seconds` are from the first submission to the last finish. Tokens are
-    those of successful requests, as the scheduler counted them."""
+    """The figures of a run. `seconds` is from the first submission to the last finish. The
+    scheduler counts the tokens of successful requests."""
 
     requests: int
     failed: int
@@ -68,8 +68,8 @@ def measure_offline(
 ) -> tuple[float, OfflineResult] | None:
     """Starts workers and a scheduler, submits all requests at once and ends the processes.
 
-    `values` are the settings of `control_settings`. Returns the seconds from here until everything
-    was ready, and the result; None when the run was interrupted.
+    `values` are the settings of `control_settings`. Returns the seconds until all processes were
+    ready, and the result; None when the run was interrupted.
     """
     started = time.perf_counter()
 
@@ -112,7 +112,7 @@ async def submit_all(
     from pagewire.rpc.transport import open_channel
     from pagewire.v1 import inference_pb2 as pb
 
-    # Built before the clock starts: building them is the client's work.
+    # Built before the clock starts, because this is the client's work.
     messages = [_submit(stream, request, sampling) for stream, request in enumerate(requests)]
     async with open_channel(address) as channel:
         metadata = NO_CREDENTIALS.with_token(token).metadata

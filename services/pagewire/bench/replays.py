@@ -22,7 +22,7 @@ class Setup:
     workers: int  # of each scheduler
     policy: str
     routing: str
-    cache_blocks: int  # of a worker; 0 means as many as the whole trace could fill
+    cache_blocks: int  # of a worker; 0: as many as the whole trace can fill
     block_size: int
     num_slots: int
     max_num_batched_tokens: int

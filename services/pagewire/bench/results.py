@@ -1,4 +1,4 @@
-"""Result files: JSON lines, one row a figure, with what is needed to measure it again.
+"""Result files: JSON lines, one row per figure, with the data needed to measure it again.
 
 A row is a flat object with exactly the fields of `Row`. `docs/performance.md` explains them.
 """
@@ -60,7 +60,7 @@ class Row:
 
 
 def write_rows(path: Path, figures: Iterable[Figure], command: str, release: str = "") -> None:
-    """Writes a file of rows; CommandError if that cannot be. `release` names a measured peer."""
+    """Writes a file of rows; CommandError if that fails. `release` names a measured peer."""
     origin = provenance(command, release)
     write_file(path, rows_text(Row(**figure._asdict(), **origin) for figure in figures))
 
@@ -86,8 +86,8 @@ def read_rows(path: Path) -> list[Row]:
 def figures_of(result: Mapping[str, Any], *parents: str) -> Iterator[Figure]:
     """The numbers of a nested result, named by the path of their keys.
 
-    Elements of a list count from 1. Texts and missing values are no figures. The unit is that of
-    the last key that names one; without one, an integer is a count and any other number a ratio.
+    Elements of a list count from 1. Texts and missing values are not figures. The last key with a
+    unit determines the unit; without one, an integer is a count and any other number a ratio.
     """
     for key, value in result.items():
         path = (*parents, key)
@@ -100,7 +100,7 @@ def figures_of(result: Mapping[str, Any], *parents: str) -> Iterator[Figure]:
 
 
 def command_line() -> str:
-    """The command that runs, for its rows."""
+    """The command of this process, for its rows."""
     program, *arguments = sys.argv
     script = Path(program)
     if script.name in ("main.py", "__main__.py", "pagewire"):
@@ -113,14 +113,14 @@ def command_line() -> str:
 
 
 def without_folders(arguments: Iterable[str]) -> Iterator[str]:
-    """The arguments of a command, absolute paths by their names alone."""
+    """The arguments of a command, with only the file names of absolute paths."""
     for argument in arguments:
         flag, equals, value = argument.rpartition("=")
         yield flag + equals + (Path(value).name if value.startswith("/") else value)
 
 
 def provenance(command: str, release: str = "") -> dict[str, Any]:
-    """The fields of a row that say where, when and with what it is measured."""
+    """The fields of a row for the place, time, code and versions of its measurement."""
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "commit": release or os.environ.get(COMMIT_VARIABLE) or _commit(),
@@ -132,7 +132,7 @@ def provenance(command: str, release: str = "") -> dict[str, Any]:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Writes a file, and the folders to it; CommandError if that cannot be."""
+    """Writes a file, and makes its folders; CommandError if that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -160,7 +160,7 @@ def _unit(path: tuple[str, ...], value: float) -> str:
         rate = re.search(r"([a-z]+)_per_s", key)
         if rate:
             return _RATES.get(rate[1], "requests/s")
-        # "7 s" and "50_ms" are parts of what was measured, not its unit.
+        # "7 s" and "50_ms" are parts of the figure's name, not its unit.
         words = re.split(r"[^a-z0-9/%]+", re.sub(r"\d[ _][a-z]+", "", key.lower()))
         for word in reversed(words):
             if word in _UNITS:
@@ -169,7 +169,7 @@ def _unit(path: tuple[str, ...], value: float) -> str:
 
 
 def _commit() -> str:
-    """The commit of the source this runs from, `+` for changes on top."""
+    """The commit of the running source, `+` for changes on top."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=12"]
     return _output([*command, "--dirty=+", "--exclude=*"]) or "unknown"
 
@@ -182,7 +182,7 @@ def _machine() -> str:
 
 
 def _output(command: list[str]) -> str:
-    """What a program prints; nothing if it is not there or fails."""
+    """The output of a program; empty if the program does not exist or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:

@@ -12,7 +12,7 @@ _MAX_DEPTH = 3
 
 
 def random_schema(seed: int) -> Schema:
-    """An object schema of one to five properties; a seed always gives the same one.
+    """An object schema of one to five properties, always the same for a seed.
 
     Every output is finite: strings and arrays have maximum lengths, and references do not recurse.
     """
@@ -26,7 +26,7 @@ def random_schema(seed: int) -> Schema:
 
 
 def wide_schema(fields: int) -> Schema:
-    """A schema of so many required fields of usual types."""
+    """A schema of this number of required fields of usual types."""
     kinds: tuple[Schema, ...] = (
         {"type": "string", "maxLength": 12},
         {"type": "integer", "minimum": 0, "maximum": 9999},

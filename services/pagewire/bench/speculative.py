@@ -1,6 +1,6 @@
 """Speculation on recorded texts: the output of each prompt is forced, see forced_texts.py.
 
-So the acceptance of drafts is that of real text, with any weights, and the work is that of serving.
+So drafts are accepted as in real text, with any weights, and the workers do all work of serving.
 Clients send one request after another over a gRPC stream to a scheduler.
 """
 
@@ -28,13 +28,13 @@ from pagewire.packing import unpack_unsigned
 from pagewire.rpc.credentials import NO_CREDENTIALS, SCHEDULER_TOKEN, read_token
 from pagewire.tokenizer_conversion import tokenizer_file
 
-# With drafts from the texts' own predictions, too.
+# The mode with additional drafts from the texts' own predictions.
 PREDICTION = "prediction"
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedText:
-    """One line of the file, as tokens. `prediction` is what a client would guess, or empty."""
+    """One line of the file, as tokens. `prediction` is a client's guess of the output, or empty."""
 
     kind: str
     prompt: tuple[int, ...]
@@ -44,11 +44,11 @@ class RecordedText:
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeLoad:
-    """What is run in each case: a kind of text with a number of clients."""
+    """The load of all cases; a case is a kind of text with a number of clients."""
 
     clients: Sequence[int]
     rounds: int
-    # Requests of a case: at least so many for each client.
+    # The minimum number of requests for each client of a case.
     each: int
 
 
@@ -56,8 +56,8 @@ class SpeculativeLoad:
 class SpeculativeResult:
     """A case: medians over the rounds, and sums of drafts by drafter.
 
-    `tokens_per_second` is of all clients together, `stream_tokens_per_second` of one of them from
-    its first token on. `tokens_per_step` is of one sequence.
+    `tokens_per_second` is the rate of all clients together, `stream_tokens_per_second` that of one
+    client from its first token on. `tokens_per_step` is for one sequence.
     """
 
     kind: str
@@ -71,13 +71,13 @@ class SpeculativeResult:
 
     @property
     def acceptance(self) -> float:
-        """Which part of the drafts was right."""
+        """The accepted share of the drafts."""
         return sum(self.accepted.values()) / max(1, sum(self.drafted.values()))
 
 
 @dataclass(slots=True)
 class _Stream:
-    """What one request has received."""
+    """The output of one request so far."""
 
     text: RecordedText
     done: "asyncio.Future[Any]"
@@ -88,7 +88,7 @@ class _Stream:
 
 
 def speculative_settings() -> dict[str, Setting]:
-    """The settings of the stack: random weights, and speculation, unless others are given."""
+    """The settings of the stack; the defaults are random weights and speculation."""
     found = {name: s for name, s in control_settings().items() if name != "forced_texts"}
     for name, default in (("load_format", "dummy"), ("speculate", "suffix")):
         found[name] = replace(found[name], default=default)
@@ -96,8 +96,8 @@ def speculative_settings() -> dict[str, Setting]:
 
 
 def read_texts(path: Path, model: str, tokenizer: str | None) -> list[RecordedText]:
-    """The texts of a file by the model's tokenizer; CommandError names a line that is none."""
-    from tokenizers import Tokenizer  # the command line starts without it
+    """The texts of a file by the model's tokenizer; CommandError names a line without a text."""
+    from tokenizers import Tokenizer  # here, so that other commands start faster
 
     try:
         folder = resolve_tokenizer(model, tokenizer) or resolve_model(model)
@@ -137,9 +137,9 @@ def measure_speculative(
     load: SpeculativeLoad,
     baseline: bool,
 ) -> list[SpeculativeResult] | None:
-    """Runs all cases without speculation, if `baseline`, then with that of `values`.
+    """Runs all cases without speculation, if `baseline`, then with the speculation of `values`.
 
-    CommandError if an output is not the recorded text. None if it was interrupted.
+    CommandError if an output is not the recorded text. None if the run was interrupted.
     """
     results: list[SpeculativeResult] = []
     with TemporaryDirectory(prefix="pagewire-") as folder:
@@ -231,7 +231,7 @@ class _Client:
                 before = await asyncio.to_thread(self._drafts)
             waiting = list(reversed(chosen[: clients if number < 0 else count]))
             begun = time.perf_counter()
-            # A salt of its own for each client: others may have the same text.
+            # Each client has its own salt: other clients may have the same text.
             names = [f"{kind}/{mode}/{clients}/{number}/{client}" for client in range(clients)]
             done = await asyncio.gather(*(self._run(waiting, name, mode) for name in names))
             seconds = time.perf_counter() - begun
@@ -259,7 +259,7 @@ class _Client:
         )
 
     async def _run(self, waiting: list[RecordedText], salt: str, mode: str) -> list[_Stream]:
-        """One client: the texts that it took of those that wait, with what it received."""
+        """Runs one client on the waiting texts; returns the streams of its own texts."""
         done = []
         while waiting:
             text = waiting.pop()
@@ -267,7 +267,7 @@ class _Client:
             self._numbers += 1
             self._streams[self._numbers] = stream
             submit = _submit(self._numbers, text, salt, mode)
-            async with self._writing:  # a stream takes one message at a time
+            async with self._writing:  # a stream accepts one message at a time
                 await self._call.write(submit)
             finish = await stream.done
             if finish.error.message:
@@ -278,7 +278,7 @@ class _Client:
         return done
 
     async def _read(self) -> None:
-        """Reads until the stream ends, which fails the requests that are open then."""
+        """Reads until the stream ends, then fails the open requests."""
         try:
             await self._read_messages()
             error = CommandError(f"the scheduler ended: {await self._call.details()}")
@@ -303,7 +303,7 @@ class _Client:
                 stream = self._streams[number]
                 stream.tokens += ids[at : at + 4 * tokens]
                 at += 4 * tokens
-                if stream.last != now:  # the tokens of a step come in one message
+                if stream.last != now:  # the tokens of a step arrive in one message
                     stream.deltas += 1
                 stream.first = stream.first or now
                 stream.last = now

@@ -1,4 +1,4 @@
-"""A streaming client of the OpenAI-style API, for the commands that talk to a server."""
+"""A streaming client of the OpenAI-style API, for the commands that call a server."""
 
 import json
 import os
@@ -21,7 +21,7 @@ def authorization() -> dict[str, str]:
 
 
 def server_url(given: str) -> str:
-    """The URL of a server, without a path: clients of OpenAI's API are given it with `/v1`."""
+    """The URL of a server, without the `/v1` that clients of OpenAI's API need."""
     url = given if "://" in given else f"http://{given}"
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
@@ -29,7 +29,7 @@ def server_url(given: str) -> str:
 class Answer:
     """One streamed answer. Iterate over it for its text; then read its figures.
 
-    Times are in seconds since the request was sent. `tokens` are counted by the server.
+    Times are in seconds since the request was sent. The server counts `tokens`.
     """
 
     def __init__(self, url: str, path: str, body: dict[str, Any]) -> None:
@@ -92,7 +92,7 @@ async def served_models(url: str) -> list[str] | None:
 
 
 async def model_cards(url: str) -> list[dict[str, Any]] | None:
-    """The models that a server serves, as it describes them; None if no server answers."""
+    """The server's descriptions of its models; None if no server answers."""
     import httpx
 
     url = server_url(url)
@@ -151,7 +151,7 @@ async def _events(url: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any
                     yield json.loads(line.removeprefix("data: "))
     except httpx.TransportError as error:
         raise CommandError(f"the connection to {url} failed: {error!r}") from error
-    except UnicodeEncodeError as error:  # Python keeps such bytes as halves of surrogate pairs
+    except UnicodeEncodeError as error:  # Python keeps such bytes as unpaired surrogates
         raise CommandError("a text of the request is not UTF-8; convert it") from error
 
 

@@ -2,4 +2,4 @@
 
 
 class CommandError(Exception):
-    """Ends the command with status 1. The message says what is wrong and what to do."""
+    """Ends the command with status 1. The message states the problem and the remedy."""

@@ -79,7 +79,7 @@ def _fail(error: Exception, status: int) -> NoReturn:
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "pagewire"
     text = error.format_message() if hasattr(error, "format_message") else str(error)
-    bad_value = type(error) is typer.BadParameter  # its message says what is valid
+    bad_value = type(error) is typer.BadParameter  # its message lists what is valid
     suggests = text.endswith("?") or getattr(error, "possibilities", None)
     if text and status == 2 and context and not bad_value and not suggests:
         text = f"{text.removesuffix('.')}; see `{command} --help`"
@@ -106,7 +106,7 @@ def _root(
     ] = False,
 ) -> None:
     command = context.invoked_subcommand
-    # A supervisor says it once for its services.
+    # A supervisor reports it once for all its services.
     if command in _SETTINGS and not context.obj:
         ignored = without_effect(os.environ, command, context.command)
         if ignored is not None:

@@ -1,4 +1,4 @@
-"""What `pagewire run` prints when everything is ready: commands that work as they are copied."""
+"""The output of `pagewire run` when everything is ready: commands that work when copied."""
 
 import json
 import os
@@ -21,8 +21,8 @@ Use = Literal["chat", "completion", "embedding", "score"]
 
 
 async def use_of_model(model: ModelServices) -> Use:
-    """What a model is for, as its scheduler says."""
-    import grpc  # not earlier: `cli.commands.services` says why
+    """The use of a model, as its scheduler reports it."""
+    import grpc  # not earlier: `cli.commands.services` has the reason
 
     from pagewire.rpc.transport import open_channel
     from pagewire.v1 import inference_pb2 as pb
@@ -44,7 +44,7 @@ async def use_of_model(model: ModelServices) -> Use:
 
 
 def ready_block(stack: Stack, seconds: float, values: Mapping[str, Any], use: Use) -> str:
-    """The lines that say where the server is, and how to try its first model, which is for
+    """The lines with the server's address, and an example for its first model, which is for
     `use`."""
     first = stack.models[0]
     names = ", ".join(model.name for model in stack.models)
@@ -76,14 +76,14 @@ def ready_block(stack: Stack, seconds: float, values: Mapping[str, Any], use: Us
 
 
 def _grpc_addresses(stack: Stack) -> str:
-    """Where the schedulers listen, with their models if there are several."""
+    """The addresses of the schedulers, with their models if there are several."""
     if len(stack.models) == 1:
         return stack.grpc_address
     return ", ".join(f"{model.grpc_address} ({model.name})" for model in stack.models)
 
 
 def program() -> str:
-    """The `pagewire` of this environment as a shell finds it: by its name if it is on the path."""
+    """The `pagewire` command of this environment: only its name if it is on the shell's path."""
     beside = Path(sys.executable).with_name("pagewire")
     found = shutil.which("pagewire")
     if found is not None and Path(found).absolute() == beside.absolute():
@@ -115,7 +115,7 @@ def _example(model: str, use: Use, ids_only: bool) -> tuple[str, dict[str, Any]]
 
 
 def _token(scheduler: Service, values: Mapping[str, Any]) -> str | None:
-    """The token that the scheduler wants of its gateways."""
+    """The token that the scheduler requires from its gateways."""
     given = scheduler.environment.get(SCHEDULER_TOKEN)
     try:
         return given or read_token(values["scheduler_token_file"], SCHEDULER_TOKEN)

@@ -1,4 +1,4 @@
-"""The flags of `generate` and `chat` that say how an answer is drawn and when it ends."""
+"""The flags of `generate` and `chat` for the sampling and the end of an answer."""
 
 import inspect
 from collections.abc import Callable
@@ -49,7 +49,7 @@ _FLAGS = {
 
 
 def with_sampling(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command these flags. The function gets `options`, the fields that were given."""
+    """Adds these flags to a command. The function gets `options`, the fields that were given."""
 
     @wraps(function)
     def command(**given: Any) -> Any:
@@ -74,5 +74,5 @@ def with_sampling(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_given(value: Any) -> bool:
-    """Zero is a value; an absent flag is None, an empty list, or False for a switch."""
+    """Whether a flag is given. Zero is a value; an absent flag is None, empty, or False."""
     return value is not None and value is not False and value != []

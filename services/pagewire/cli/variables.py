@@ -1,4 +1,4 @@
-"""Variables of the environment that look like settings and are none."""
+"""Environment variables that look like settings but are not."""
 
 import difflib
 from collections.abc import Iterable, Mapping
@@ -13,11 +13,11 @@ _SECRETS = (KEY_VARIABLE, KEYS_VARIABLE, SCHEDULER_TOKEN, WORKER_TOKEN)
 
 
 def without_effect(environment: Mapping[str, str], command: str, root: Any) -> str | None:
-    """One line that names the variables that do not do what their names say; None without any.
+    """One line that names the variables without the effect that their names suggest, or None.
 
-    `root` is the command line with all its commands. Variables of other commands are silent,
-    because services may share an environment. One that is named like a flag of this `command`,
-    whose own variable has another name, is not.
+    `root` is the command line with all its commands. Variables of other commands are not reported,
+    because services may share an environment. But a variable is reported if it is named like a flag
+    of this `command` whose own variable has another name.
     """
     named = {name for name in environment if name.startswith(PREFIX)}
     if not named:
@@ -40,7 +40,7 @@ def without_effect(environment: Mapping[str, str], command: str, root: Any) -> s
 
 
 def _variables(parameters: Iterable[Any]) -> Iterable[tuple[str, str]]:
-    """The variable that each flag seems to have, and the one that it has; empty for none."""
+    """The apparent variable of each flag, and its real one; empty without a real one."""
     for parameter in parameters:
         for flag in parameter.opts:
             if flag.startswith("--"):

@@ -1,4 +1,4 @@
 """The HTTP gateway: an OpenAI-style API in front of schedulers.
 
-A process without a model or a tokenizer. `server` starts it; the rooms below hold its parts.
+The process has no model and no tokenizer. `server` starts it; the packages below are its parts.
 """

@@ -18,10 +18,10 @@ HEAD_TOKENS = 128
 def prompt_head(request: pb.GenerateRequest, cache_key: str | None = None) -> bytes:
     """A digest of the beginning that a prompt shares with its continuations; empty if too short.
 
-    With a `cache_key`, in which a client says what its prompts share, a digest of that.
+    If the client names shared prompts by a `cache_key`, the digest is of this key.
 
-    For a conversation it covers the messages up to the user's first one, which every later request
-    repeats. A system prompt alone would send all conversations to the same scheduler.
+    For a conversation the digest covers the messages up to the user's first one, which every later
+    request repeats. A system prompt alone would send all conversations to the same scheduler.
     """
     if cache_key:
         return _digest(f"{request.model}\0{request.cache_salt}\0key\0{cache_key}")
@@ -45,7 +45,7 @@ def prompt_head(request: pb.GenerateRequest, cache_key: str | None = None) -> by
 
 
 def by_preference(head: bytes, targets: Sequence[str]) -> list[str]:
-    """The targets, the one that the head prefers most first."""
+    """The targets, ordered by the preference of the head."""
 
     def weight(target: str) -> bytes:
         return blake2b(head, digest_size=8, person=_digest(target)).digest()

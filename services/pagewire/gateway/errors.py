@@ -13,7 +13,7 @@ INVALID = "invalid_request_error"
 SERVER = "server_error"
 CLIENT_GONE_STATUS = 499  # appears in metrics only: the client has left
 RETRY_AFTER = {"retry-after": "1"}
-# Of a refusal that another gateway may serve: Envoy sends the request there.
+# Marks a refused request that another gateway may serve: Envoy sends it there.
 DRAINING_HEADER = "x-pagewire-draining"
 # OpenAI's clients retry a 5xx unless told otherwise. Do not retry a 504: the deadline has passed.
 NO_RETRY = {"x-should-retry": "false"}
@@ -45,7 +45,7 @@ class ClientGoneError(Exception):
 
 
 def aborted() -> RequestError:
-    """The error of a request that was ended by its id, for answers that cannot say so."""
+    """The error of a request that was aborted by its id, for answers without a finish reason."""
     return RequestError(Code.CANCELLED, "the request was aborted")
 
 

@@ -16,9 +16,9 @@ def publish_aliases(
 ) -> None:
     """Adds the aliases to the gateway's registry.
 
-    vLLM's have the label `model_name` where ours have `model`. An endpoint picker of the Kubernetes
-    Gateway API inference extension reads the others of each gateway: totals over the schedulers
-    that it knows.
+    vLLM's names have the label `model_name` instead of our `model`. An endpoint picker of the
+    Kubernetes Gateway API inference extension reads the other aliases of each gateway: totals over
+    the gateway's schedulers.
     """
     vllm = [
         SameAs("vllm:time_to_first_token_seconds", metrics.time_to_first_token, _NAME),

@@ -33,7 +33,7 @@ class ModelMetrics:
 class GatewayMetrics:
     """Counters and histograms of one gateway. Times are in seconds.
 
-    Those of generations have the label `model`: count them through `of`.
+    Metrics of generations have the label `model`: count them through `of`.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class GatewayMetrics:
         self._of_models: dict[str, ModelMetrics] = {}
 
     def of(self, model: str) -> ModelMetrics:
-        """Those of a model's generations. After the first call they are scraped, too."""
+        """The metrics of a model's generations. After the first call they are scraped, too."""
         found = self._of_models.get(model)
         if found is None:
             found = self._of_models[model] = ModelMetrics(
@@ -136,7 +136,7 @@ class GatewayMetrics:
         request = generation.request
         at_end = request.HasField("beam_search") or request.HasField("pooling")
         if generation.finish is not None and at_end:
-            # The tokens of a beam search arrive with its end, and vectors have none.
+            # The tokens of a beam search arrive with its end, and vectors have no tokens.
             metrics.prompt_tokens.inc(generation.finish.usage.prompt_tokens)
             metrics.generated_tokens.inc(generation.finish.usage.completion_tokens)
             return
@@ -152,7 +152,7 @@ class GatewayMetrics:
 class LoadCollector(Collector):
     """The latest load reports of the schedulers, read when metrics are scraped.
 
-    `loads` gives each scheduler's address, its report, and whether it is ready.
+    `loads` returns each scheduler's address, its report, and whether it is ready.
     """
 
     def __init__(self, loads: Callable[[], Iterable[tuple[str, pb.Load, bool]]]) -> None:

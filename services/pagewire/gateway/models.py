@@ -1,4 +1,4 @@
-"""Which served model a request gets, and what parsing a request needs to know of it."""
+"""The served model that a request gets, and the facts of the model for parsing."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -29,7 +29,7 @@ class ServedModel(NamedTuple):
         )
 
     def reasoning_start(self, thinking: bool | None) -> int:
-        """How reasoning begins, with the template's variable for thinking given or not."""
+        """How reasoning begins, by the template's variable for thinking; None if it is not set."""
         place = 0 if thinking is None else 1 if thinking else 2
         if place >= len(self.reasoning_starts):
             return pb.REASONING_START_BY_MODEL

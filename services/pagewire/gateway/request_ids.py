@@ -1,4 +1,4 @@
-"""Ids of requests: chosen by the client, or made here; answered in a header, and part of logs."""
+"""Ids of requests: from the client, or made here; sent in a header of the answer, and in logs."""
 
 import re
 import secrets
@@ -16,7 +16,7 @@ from pagewire.limits import MAX_GIVEN_ID_LENGTH
 HEADER = "x-request-id"
 _ENCODED = HEADER.encode()
 _VALID = re.compile(rb"[\x21-\x7e]{1,%d}" % MAX_GIVEN_ID_LENGTH)
-# Where the state of a request has its id.
+# The key of the id in the state of a request.
 STATE = "request_id"
 
 
@@ -35,7 +35,7 @@ def given_id(scope: Scope) -> str | None:
 
 
 def answered_id(state: dict[str, Any]) -> str:
-    """The id that an answer names; makes one for a request that has none."""
+    """The id in an answer; makes one for a request without an id."""
     state[STATE] = state.get(STATE) or uuid.uuid4().hex
     return str(state[STATE])
 
@@ -46,10 +46,10 @@ def answered_header(state: dict[str, Any]) -> tuple[bytes, bytes]:
 
 
 def identified(job: Job, state: dict[str, Any]) -> Job:
-    """The job under its client's id: that of the body, otherwise that of the header, if any.
+    """The job with its client's id: the body's, otherwise the header's, if any.
 
-    `state` then has the id. Schedulers get it with a random end, because clients may use an id
-    again while its request runs.
+    Also stores the id in `state`. Schedulers get the id with a random suffix, because clients may
+    use an id again while its request runs.
     """
     given = job.request_id or state.get(STATE)
     if isinstance(job.formatter, AnswerForm):

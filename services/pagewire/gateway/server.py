@@ -78,7 +78,7 @@ def run_gateway(config: GatewayConfig) -> None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers, and with an event for its start."""
+    """uvicorn without its signal handlers, but with an event for its start."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -133,7 +133,7 @@ async def _serve(
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, access.reload)
     await schedulers.start()
     # Connections wait in the listener's backlog meanwhile. So a restarted gateway does not refuse
-    # requests because it has not met its schedulers yet.
+    # requests because it has not reached its schedulers yet.
     await schedulers.wait_until_ready(_FIRST_CONTACT_SECONDS)
     server = _Server(_uvicorn_config(gateway, config))
     serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -1,5 +1,4 @@
 """The kernel benchmark: each operation alone, timed on a GPU beside plain torch.
 
-The shapes, the inputs, the cases and their measurement. Printing results belongs to the command
-line.
+The shapes, the inputs, the cases and their measurement. The command line prints the results.
 """

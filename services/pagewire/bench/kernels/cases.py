@@ -51,12 +51,12 @@ class CaseMaker:
     sizes: Sizes
     device: torch.device
     dtype: torch.dtype = torch.bfloat16
-    ops: Name = "triton"  # what is timed
+    ops: Name = "triton"  # the operations to time
 
     def all(self) -> Iterator[tuple[str, Callable[[], Case]]]:
         """Yield the name of each case and a function that makes it.
 
-        Without what `--batch-invariant` does not take, if these are its operations.
+        With the operations of `--batch-invariant`, leaves out the cases that they do not support.
         """
         any_form = self.ops != "invariant"
         sizes, tokens = self.sizes, self.sizes.tokens
@@ -163,7 +163,7 @@ class CaseMaker:
         q, starts = self._queries(chunks * length), prefill_starts(lengths, self.device)
         given = (cache.tables, cache.slots, starts, cache.lengths, self._heads.dim**-0.5, length)
         inputs = [(q, k, v, *given) for k, v in cache.caches]
-        hidden = length - length // 4 if windowed else 0  # behind the window of the last token
+        hidden = length - length // 4 if windowed else 0  # before the window of the last token
         scores = chunks * (length * (length + 1) - hidden * (hidden + 1)) // 2
         work = 4 * scores * self._heads.query * self._heads.dim
         options = _windowed(length) if windowed else {}
@@ -207,12 +207,12 @@ class CaseMaker:
 
 
 def copies(size: int, sizes: Sizes) -> int:
-    """Return how many inputs of `size` bytes outgrow the L2 cache."""
+    """Return how many inputs of `size` bytes exceed the L2 cache."""
     return max(2, min(64, -(-sizes.rotated_bytes // size)))
 
 
 def at_least(calls: Sequence[Callable[[], Any]], count: int) -> list[Callable[[], Any]]:
-    """Repeat the calls in order until there are `count`, so that the start of a graph is hidden."""
+    """Repeat the calls in order up to at least `count`, to hide the start of a graph."""
     return list(itertools.islice(itertools.cycle(calls), max(count, len(calls))))
 
 

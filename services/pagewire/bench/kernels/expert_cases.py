@@ -56,7 +56,7 @@ class ExpertCaseMaker:
         return self._grouped("experts_down", x, tokens, (shapes.hidden, shapes.intermediate))
 
     def _grouped(self, op: str, x: Tensor, tokens: int, size: tuple[int, int]) -> Case:
-        """Make a case of a GEMM. The weights of experts without rows are no work."""
+        """Make a case of a GEMM. The weights of experts without rows do not count as work."""
         chosen, rows = self.rows(tokens)
         weights = [w * size[1] ** -0.5 for w in self._several(self.shapes.experts, *size)]
         inputs = [(x, weight, rows) for weight in weights]
@@ -75,7 +75,7 @@ class ExpertCaseMaker:
         return Case("add_experts", work, "TB/s", [(x, weights, rows, residual) for x in parts])
 
     def layer(self, tokens: int) -> Case:
-        """Make a case of all that comes behind the router."""
+        """Make a case of all operations after the router."""
         shapes, x = self.shapes, self.randn(tokens, self.shapes.hidden)
         routes = self.routes(tokens)
         gate_up = (2 * shapes.intermediate, shapes.hidden)
@@ -99,7 +99,7 @@ class ExpertCaseMaker:
         return Routes(self._chosen(tokens), shares)
 
     def rows(self, tokens: int) -> tuple[Tensor, ExpertRows]:
-        """Draw experts and sort them. Kernels need their tiles, which references do not read."""
+        """Draw experts and sort them. Only kernels read their tiles; references do not."""
         chosen = self._chosen(tokens)
         return chosen, load_ops("triton").sort_by_expert(chosen, self.shapes.experts)
 

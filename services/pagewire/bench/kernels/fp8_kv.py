@@ -1,4 +1,4 @@
-"""The cases of a KV cache in FP8: those of plain caches that read or write one."""
+"""The cases of a KV cache in FP8, derived from the cases that read or write a plain cache."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ _SCALE_BYTES = 4  # of a vector
 class Fp8KvCases:
     """Makes the cases of a model. Inputs are drawn when a case is made.
 
-    All inputs of a case have the same scales: 3 % of the bytes, which may stay in the L2 cache.
+    All inputs of a case share the same scales: 3 % of the bytes, which may stay in the L2 cache.
     """
 
     shapes: Shapes

@@ -77,7 +77,7 @@ def paged_with_shared_prefix(
 ) -> tuple[Paged, SharedPrefixItems]:
     """Draw caches of sequences that share prefixes, and the work items as a worker packs them.
 
-    `limits` are those of the operations that are timed.
+    `limits` belong to the timed operations.
     """
     common, own = prefix.shared // BLOCK_SIZE, -(-prefix.own // BLOCK_SIZE)
     total = prefix.groups * common + prefix.rows * own + 1
@@ -108,7 +108,7 @@ def paged_with_shared_prefix(
 
 
 def prefill_starts(counts: Sequence[int], device: torch.device) -> Tensor:
-    """Return the begin of each chunk of `counts` tokens, then the end of the last one; int32."""
+    """Return the start of each chunk of `counts` tokens, then the end of the last chunk; int32."""
     starts = [0, *itertools.accumulate(counts)]
     return torch.tensor(starts, dtype=torch.int32, device=device)
 

@@ -87,7 +87,7 @@ class LatentCaseMaker:
         return float((self.shapes.plain + self.shapes.rotated) ** -0.5)
 
     def _paged(self, lengths: list[int], count: int) -> Paged:
-        """Draw caches of one head; of each, the keys are latent vectors and rotated keys."""
+        """Draw caches of one head; the keys of each cache are latent vectors and rotated keys."""
         width = self.shapes.rank + self.shapes.rotated
         return paged(lengths, Heads(1, 1, width, self.dtype), self.device, count)
 

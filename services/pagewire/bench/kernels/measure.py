@@ -23,7 +23,7 @@ MIN_CALLS = 8
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The measurements of a case. What could not be measured is None, and `error` says why."""
+    """The measurements of a case. A failed measurement is None, and `error` has the reason."""
 
     name: str
     unit: str | None = None
@@ -47,7 +47,7 @@ def bench_kernels(
 ) -> Iterator[Result]:
     """Time all cases of a model by `ops` on a GPU, one after another.
 
-    `model` is one of MODELS, or one of EXPERT_MODELS or LATENT_MODELS for the operations of its
+    `model` is one of MODELS. One of EXPERT_MODELS or LATENT_MODELS selects the operations of its
     experts or of its latent attention.
     """
     torch.manual_seed(0)

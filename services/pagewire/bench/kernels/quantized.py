@@ -1,4 +1,4 @@
-"""The cases of quantized weights: products with them, and the quantization of their inputs."""
+"""The cases of quantized weights: matrix products, and the quantization of their inputs."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The cases of quantized experts, drawn at random: both products of a layer, and all of it."""
+"""The cases of quantized experts, drawn at random: both products of a layer, and a whole layer."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class QuantizedExpertCases:
                 )
 
     def _product(self, scheme: Scheme, tokens: int, gated: bool) -> Case:
-        """Make a case of a GEMM. The weights of experts without rows are no work."""
+        """Make a case of a GEMM. The weights of experts without rows do not count as work."""
         shapes, sizes = self.plain.shapes, self.plain.sizes
         size = (shapes.hidden, shapes.intermediate)
         rows, columns = (2 * size[1], size[0]) if gated else size
@@ -69,7 +69,7 @@ class QuantizedExpertCases:
         return Case(op, work, "TB/s", inputs, reference_on_host=True)
 
     def _layer(self, scheme: Scheme, tokens: int) -> Case:
-        """Make a case of all that comes behind the router, the quantization of inputs included."""
+        """Make a case of all operations after the router, including the quantization of inputs."""
         shapes, sizes = self.plain.shapes, self.plain.sizes
         x, routes = self.plain.randn(tokens, shapes.hidden), self.plain.routes(tokens)
         first = self._weights(scheme)

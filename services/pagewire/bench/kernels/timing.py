@@ -25,7 +25,7 @@ class Ceilings:
 def graph_us(calls: Sequence[Call], replays: int = 7, warm_s: float = 0.02) -> float:
     """Return the microseconds of one call: the median over replays of a CUDA graph of all calls.
 
-    The graph is replayed for `warm_s` seconds before. Whole steps need more: after large
+    The graph is first replayed for `warm_s` seconds. Whole steps need more: after large
     allocations the device is slower for a while.
     """
     for call in calls[:2]:

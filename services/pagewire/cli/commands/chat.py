@@ -40,7 +40,7 @@ def chat(
 
 def _ask() -> str | None:
     """The next question; None at the end of input."""
-    # Importing readline gives input() line editing and a history. Not every Python has it.
+    # Importing readline adds line editing and a history to input(). Not every Python has it.
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401
     while True:

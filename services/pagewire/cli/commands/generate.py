@@ -79,7 +79,7 @@ def generate(
 
 
 def _read_prompt(given: str | None) -> str:
-    """The prompt, from standard input unless it is given; CommandError if there is none."""
+    """The given prompt, otherwise standard input; CommandError if there is no prompt."""
     if given is not None and given != FROM_INPUT:
         return given
     if given is None and sys.stdin.isatty():

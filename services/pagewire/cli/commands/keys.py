@@ -71,7 +71,7 @@ def new(
         if before.strip() and name in KeyRing(keys_in(before, str(file))).names:
             raise CommandError(f"{file} has a key {name!r} already; choose another name")
         added = f"{'' if not before or before.endswith(chr(10)) else chr(10)}{line}\n"
-        # No line can be added to a list in brackets, as in JSON.
+        # A line cannot be added to a list in brackets, as in JSON.
         keys_in(before + added, f"{file} with this line added")
         _append(file, added)
     except (OSError, ValueError) as error:
@@ -80,7 +80,7 @@ def new(
 
 
 def _append(file: Path, text: str) -> None:
-    """Appends to a file; a new file can be read by its owner only."""
+    """Appends to a file; only its owner can read a new file."""
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(descriptor, "a") as stream:
         stream.write(text)

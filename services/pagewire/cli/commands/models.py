@@ -1,4 +1,4 @@
-"""`pagewire models`: what a running server serves."""
+"""`pagewire models`: the models of a running server."""
 
 import asyncio
 from typing import Annotated

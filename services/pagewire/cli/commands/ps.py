@@ -1,4 +1,4 @@
-"""`pagewire ps`: which services run on this machine, and what they do."""
+"""`pagewire ps`: the services that run on this machine, and their load."""
 
 import asyncio
 from typing import Any
@@ -68,7 +68,7 @@ def _address(service: RunningService) -> str:
 
 
 async def _load(service: RunningService) -> str:
-    """What a service does, or why that is not known."""
+    """The load of a service, or the reason why it is not known."""
     address = _address(service)
     if not address:
         return "supervises the services below"
@@ -81,7 +81,7 @@ async def _load(service: RunningService) -> str:
         problem = await health_problem(address, _TIMEOUT, credentials)
     except (CommandError, OSError, ValueError) as error:
         return str(error)
-    # What gRPC adds to the code is long, and names the address once more.
+    # gRPC's details after the code are long, and repeat the address.
     return "serving" if problem is None else ": ".join(problem.split(": ")[:2])
 
 
@@ -96,7 +96,7 @@ async def _gateway_load(url: str) -> str:
             timeout=_TIMEOUT, trust_env=False, headers=authorization()
         ) as client:
             answer = await client.get(f"{url}/load")
-    except httpx.TransportError:  # it has ended since, or is busy
+    except httpx.TransportError:  # the service has ended since, or is busy
         return "does not answer"
     served = ", ".join(str(card["id"]) for card in cards) or "no model yet"
     return f"{served}; {_count(answer.json()['server_load'], 'request')} open"

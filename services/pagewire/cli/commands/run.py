@@ -47,10 +47,10 @@ class _Log:
     def __call__(self, name: str, line: str) -> None:
         style = self._styles.setdefault(name, _COLOURS[len(self._styles) % len(_COLOURS)])
         self._console.print(f"{name:<9} | ", style=style, end="")
-        # Services' lines may contain brackets, which rich would take for markup.
+        # Services' lines may contain brackets, which rich would read as markup.
         self._console.print(line, markup=False)
 
 
 def _json_log(name: str, line: str) -> None:
-    """Passes the lines of the services on as they are."""
+    """Prints the lines of the services unchanged."""
     print(json_line(name, line) if name == SUPERVISOR else line, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The commands that run a service, and the one that checks a service's health."""
+"""The commands that run a service, and the health check of a service."""
 
 import asyncio
 import gc
@@ -23,13 +23,13 @@ from pagewire.config import (
 )
 from pagewire.rpc.credentials import Credentials
 
-# A service is imported by its command only: no image has the dependencies of all of them, and
+# Only its command imports a service: no image has the dependencies of all services, and
 # `pagewire --help` does not wait for torch.
 
 # gRPC's event engine reads on a pool of threads that must be woken. Without it, the thread that
-# wakes the event loop reads: a scheduler's step at an H200's pace takes an eighth less CPU. gRPC
-# reads this variable when it is imported, so nothing that all commands import may import gRPC. A
-# release without these names logs that and goes on.
+# wakes the event loop reads: a scheduler's step at an H200's pace needs an eighth less CPU. gRPC
+# reads this variable when it is imported. So the modules that all commands import must not import
+# gRPC. A release without these names logs this and continues.
 _NO_EVENT_ENGINE = "-event_engine_client,-event_engine_listener"
 
 _PROCESS = settings_of(ProcessConfig)
@@ -37,7 +37,8 @@ _PROCESS = settings_of(ProcessConfig)
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """For imports: modules are many and never freed, so no collection should go through them."""
+    """Disables garbage collection during imports, and excludes the imported objects from later
+    collections: they are many and never freed."""
     gc.disable()
     yield
     gc.freeze()
@@ -79,7 +80,7 @@ def worker(values: dict[str, Any]) -> None:
     from pagewire.worker.startup.cuda_context import open_cuda_context
 
     config = build(WorkerConfig, with_model_files(values, tokenizer=False))
-    # Both work in the background while torch is imported below.
+    # Both run in the background while torch is imported below.
     pool = start_compile_pool(config)
     open_cuda_context(config)
     with _no_collections():

@@ -200,7 +200,7 @@ def simulate(
 def _compare(
     requests: "list[TraceRequest]", setup: Setup, device: "Profile", static: bool, as_json: bool
 ) -> dict[str, Any]:
-    """Makes one of the two comparisons and prints it."""
+    """Runs one of the two comparisons and prints it."""
     if static:
         result, show = compare_static(requests, setup, device), print_static
     else:

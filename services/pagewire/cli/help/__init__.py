@@ -1,1 +1,1 @@
-"""Help texts: a line for each option, or all that is known of it. Every command has them."""
+"""Help texts of every command: a line for each option, or all its details."""

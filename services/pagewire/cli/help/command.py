@@ -1,4 +1,4 @@
-"""`pagewire help`: all about an option, a variable or a command."""
+"""`pagewire help`: the details of an option, a variable or a command."""
 
 import difflib
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def explain(
 
 
 def _explain(word: str, every: list[tuple[Any, Any]]) -> None:
-    """Prints the details of an option, once for the commands that have the same."""
+    """Prints the details of an option, once for all commands that share it."""
     commands: dict[Entry, list[str]] = {}
     names: dict[str, None] = {}
     for command, at in every:
@@ -61,7 +61,7 @@ def _explain(word: str, every: list[tuple[Any, Any]]) -> None:
 
 
 def _walk(command: Any, context: Any) -> Iterator[tuple[Any, Any]]:
-    """Every command with a context of its own, which knows its path."""
+    """Every command with its own context, which has its path."""
     yield command, context
     for name, sub in getattr(command, "commands", {}).items():
         yield from _walk(sub, type(context)(sub, info_name=name, parent=context))

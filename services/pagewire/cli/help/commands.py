@@ -38,7 +38,7 @@ class HelpGroup(TyperGroup):
 
 
 def show_all(command: Any, ctx: Any, args: list[str]) -> None:
-    """Prints all about a command and ends, if that is asked for."""
+    """Prints the whole help of a command and ends, if the arguments ask for it."""
     if ALL in args[: args.index("--") if "--" in args else None]:
         print(page(command, ctx, full=True, width=page_width()))
         raise typer.Exit

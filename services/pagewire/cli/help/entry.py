@@ -1,4 +1,4 @@
-"""What the help of a command says of one option or argument."""
+"""The help text of one option or argument of a command."""
 
 import inspect
 import textwrap
@@ -36,7 +36,7 @@ class Entry:
         return self.names[0].upper() if self.is_argument else ", ".join(self.names)
 
     def is_named(self, word: str) -> bool:
-        """Whether a user means this option by a word: a flag, a key of a file, a variable."""
+        """Whether a word names this option: a flag, a key of a file, or a variable."""
         name = "--" + word.strip().lstrip("-").replace("_", "-")
         return word == self.environment or word in self.names or name in self.names + self.off
 
@@ -47,7 +47,7 @@ class Entry:
         return f"  {self.label:<{column - 4}}  {_shortened(self.text, room)}{end}".rstrip()
 
     def details(self, width: int) -> str:
-        """All that is known of it, in lines of at most `width` characters."""
+        """All its details, in lines of at most `width` characters."""
         names = self.label if not self.off else f"{self.label} / {', '.join(self.off)}"
         head = f"  {names} {self.value}".rstrip()
         parts = [self.text]
@@ -128,7 +128,7 @@ def _kinds(callback: Callable[..., Any] | None) -> dict[str, Any]:
 
 
 def _shortened(text: str, room: int) -> str:
-    """The first sentence if it fits, else as many of its words as fit."""
+    """The first sentence if it fits, otherwise as many of its words as fit."""
     first = text.partition(". ")[0].removesuffix(".")
     if len(first) <= room:
         return first

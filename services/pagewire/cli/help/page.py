@@ -18,7 +18,7 @@ def page_width() -> int:
 
 
 def page(command: Any, context: Any, *, full: bool, width: int) -> str:
-    """A command's help: one line for each option, or with `full` all about each."""
+    """A command's help: one line for each option, or with `full` the details of each."""
     entries = entries_of(command, context)
     arguments = [entry for entry in entries if entry.is_argument]
     options = [entry for entry in entries if not entry.is_argument]

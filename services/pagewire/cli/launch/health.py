@@ -10,10 +10,10 @@ _POLL_SECONDS = 0.05
 async def health_problem(
     address: str, seconds: float = 2.0, credentials: Credentials = NO_CREDENTIALS
 ) -> str | None:
-    """Why the service at an address is not healthy; None if it is healthy.
+    """The reason why the service at an address is not healthy; None if it is healthy.
 
-    An `http://` or `https://` URL must answer 200; without a path, /healthz is requested. A
-    `host:port` or `unix:PATH` is checked with the gRPC health protocol.
+    An `http://` or `https://` URL must answer 200; a URL without a path means /healthz. For a
+    `host:port` or `unix:PATH`, the check uses the gRPC health protocol.
     """
     if address.startswith(("http://", "https://")):
         return await asyncio.to_thread(_http_problem, address, seconds)

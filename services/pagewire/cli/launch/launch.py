@@ -1,4 +1,4 @@
-"""Runs a function beside a stack of services, and ends the stack in every case."""
+"""Runs a function beside a stack of services, and always ends the stack."""
 
 import asyncio
 import signal
@@ -26,9 +26,9 @@ def launch(
 ) -> Result | None:
     """Starts a stack, runs `body(stack)` when it is ready, ends the stack, and returns the result.
 
-    Models of the hub are downloaded first, so that all processes run the same commit of them.
-    SIGINT or SIGTERM cancels the body, ends the stack in order and returns None. A second signal
-    kills the stack. CommandError if the stack does not start.
+    Models of the hub are downloaded first, so that all processes use the same commit. SIGINT or
+    SIGTERM cancels the body, ends the stack in order and returns None. A second signal kills the
+    stack. CommandError if the stack does not start.
     """
     values = _with_all_files(values)
     with tempfile.TemporaryDirectory(prefix="pagewire-") as folder:
@@ -41,7 +41,8 @@ def quiet(_name: str, _line: str) -> None:
 
 
 def _with_all_files(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings after a download and a check of each model. An error names one of several."""
+    """The settings after a download and a check of each model. With several models, an error names
+    the model."""
     if "models" not in values:
         found = with_model_files(values)
         check_model(found)

@@ -1,4 +1,4 @@
-"""Brings the files of a model to this machine before the services that read them start."""
+"""Downloads the files of a model before the services that read them start."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,10 +16,10 @@ _JSON_FILES = ("config.json", "generation_config.json", "tokenizer_config.json")
 def with_model_files(
     values: Mapping[str, Any], *, tokenizer: bool = True, weights: bool = True
 ) -> dict[str, Any]:
-    """The settings with the commits of hub ids, after a download of what is missing of them.
+    """The settings with the commits of hub ids, after a download of missing files.
 
-    `tokenizer` and `weights` say whether these are needed, unless the settings turn them off.
-    CommandError if the files cannot be had, or the file of a chat template cannot be read.
+    `tokenizer` and `weights`: whether these are needed, unless the settings turn them off.
+    CommandError if files are not available, or the file of a chat template cannot be read.
     """
     check_chat_template(values)
     given = values.get("tokenizer")
@@ -40,12 +40,12 @@ def with_model_files(
 
 
 def check_chat_template(values: Mapping[str, Any]) -> None:
-    """CommandError if the chat template in the settings is no file that can be read.
+    """CommandError if the chat template in the settings is not a readable file.
 
-    Else only the scheduler would say so, after downloads and beside workers that load.
+    Otherwise the scheduler would report this, but only after downloads and while workers load.
     """
     file = values.get("chat_template")
-    if file is not None and not values.get("skip_tokenizer", False):  # which exclude each other
+    if file is not None and not values.get("skip_tokenizer", False):  # they exclude each other
         try:
             read_chat_template(file)
         except ValueError as error:
@@ -56,7 +56,7 @@ def check_model(values: Mapping[str, Any]) -> None:
     """CommandError if the model, its tokenizer or its draft model is not on this machine, or one of
     the model's JSON files is malformed.
 
-    Each service would find that out by itself, and say it once more.
+    Otherwise each service would find and report this itself.
     """
     try:
         folder = resolve_model(values["model"])

@@ -1,4 +1,4 @@
-"""The supervisor's side of the playground: it ends a worker when the gateway asks for that."""
+"""The supervisor's part of the playground: it ends a worker when the gateway requests it."""
 
 import asyncio
 import json
@@ -13,8 +13,8 @@ from pagewire.cli.launch.supervisor import Supervisor
 async def playground(socket: Path | None, supervisor: Supervisor) -> AsyncIterator[None]:
     """Listens on `socket` inside the block; does nothing without one.
 
-    A line is an object with `kill`, the address of a worker. The answer has its name in `killed`,
-    or null if none runs there. The folder of the socket must be this user's only.
+    A line is an object with `kill`, the address of a worker. The answer has the worker's name in
+    `killed`, or null if no worker runs there. Only this user may have access to the folder.
     """
     if socket is None:
         yield
@@ -27,7 +27,7 @@ async def playground(socket: Path | None, supervisor: Supervisor) -> AsyncIterat
             writer.write(json.dumps({"killed": killed}).encode() + b"\n")
             await writer.drain()
         except (OSError, ValueError, KeyError, TypeError):
-            pass  # no gateway asks so: it gets no answer
+            pass  # not a gateway's request: no answer
         finally:
             writer.close()
 

@@ -9,7 +9,7 @@ from pagewire.addresses import is_fault_of_port
 from pagewire.cli.errors import CommandError
 
 _MIN_PORT = 10_000
-# The range from which Linux takes the ports of outgoing connections, and its usual start.
+# The file with Linux's port range for outgoing connections, and the usual start of the range.
 _OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _DEFAULT_OUTGOING = 32768
 
@@ -21,7 +21,7 @@ def claim_port(host: str, port: int, flag: str) -> int:
     """The port to listen on: `port`, or a free one if it is 0.
 
     The port is free when this returns, but not reserved. CommandError names `flag` if the port
-    cannot be used, and the flag of the host if that is no address of this machine.
+    cannot be used, and the flag of the host if the host is not an address of this machine.
     """
     try:
         return _bound(host, port) if port else free_port(host)
@@ -37,8 +37,8 @@ def claim_port(host: str, port: int, flag: str) -> int:
 def free_port(host: str = "127.0.0.1") -> int:
     """A free port, another one at each call.
 
-    It lies outside the range of outgoing connections: one of those could take the port before the
-    server binds it, or while the server restarts. OSError if the host is not an address of this
+    It lies outside the range of outgoing connections. Such a connection could use the port before
+    the server binds it, or while the server restarts. OSError if the host is not an address of this
     machine.
     """
     candidates = [port for port in range(_MIN_PORT, _first_outgoing()) if port not in _offered]
@@ -56,7 +56,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def reachable_host(host: str) -> str:
-    """The host for URLs, by which this machine reaches a server that listens on `host`."""
+    """The host in URLs by which this machine reaches a server that listens on `host`."""
     local = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
     return f"[{local}]" if ":" in local else local
 
@@ -74,7 +74,7 @@ def _bound(host: str, port: int) -> int:
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     with socket.socket(family, socket.SOCK_STREAM) as listener:
-        # As servers do, so that lingering connections of an earlier server do not matter.
+        # Servers set this too, so that lingering connections of an earlier server do not matter.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         return int(listener.getsockname()[1])

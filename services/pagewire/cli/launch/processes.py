@@ -15,9 +15,9 @@ _TAIL_LINES = 20
 
 
 class ChildProcess:
-    """A running command in a session and process group of its own.
+    """A running command in its own session and process group.
 
-    `on_line(line)` gets each line of its output and error output; `tail` keeps the last ones.
+    `on_line(line)` gets each line of its output and error output; `tail` keeps the last lines.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class ChildProcess:
         environment: Mapping[str, str],
         on_line: Callable[[str], None],
     ) -> "ChildProcess":
-        """Starts a command with `environment` added to that of this process.
+        """Starts a command with `environment` added to this process's environment.
 
-        A Ctrl-C at the terminal does not reach another session, so the supervisor decides in which
-        order processes end.
+        A Ctrl-C at the terminal does not reach another session, so the supervisor decides the order
+        in which processes end.
         """
-        # The pipe is made here, because asyncio's `wait` would return only when every process that
-        # holds a pipe of asyncio's has ended, grandchildren included.
+        # The pipe is made here: with asyncio's own pipe, `wait` would return only after all
+        # processes that hold it have ended, including grandchildren.
         read_end, write_end = os.pipe()
         try:
             output, pipe = await _open_reader(read_end)
@@ -81,7 +81,7 @@ class ChildProcess:
     async def wait(self) -> int:
         """Waits for the end and the last lines; returns the exit status, negative for a signal.
 
-        Processes that are left in its group are killed: they would hold memory, ports or devices.
+        Kills the remaining processes of its group: they would hold memory, ports or devices.
         """
         status = await self._process.wait()
         self._signal(signal.SIGKILL)
@@ -105,7 +105,7 @@ class ChildProcess:
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
-        # The number of an ended group may be given to another one.
+        # The system may reuse the number of an ended group.
         if not self._group_ended:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)

@@ -31,8 +31,8 @@ _MODULE = "pagewire.cli.main"
 class RunningService:
     """One process.
 
-    `values` are its settings as far as its flags and environment say; the rest has the defaults.
-    The environment of another user's process cannot be read: then only flags count.
+    `values` are its settings, from its flags and environment, otherwise the defaults. The
+    environment of another user's process cannot be read: then only flags count.
     """
 
     kind: str
@@ -54,7 +54,7 @@ def running_services() -> list[RunningService]:
 
 
 def _service(entry: Path) -> RunningService | None:
-    """The service that a process runs; None if it runs none, or has ended meanwhile."""
+    """The service of a process; None if it is no service, or has ended meanwhile."""
     try:
         words = (entry / "cmdline").read_text(errors="replace").split("\0")[:-1]
         arguments = _arguments(words)
@@ -88,7 +88,7 @@ def _arguments(words: Sequence[str]) -> Sequence[str]:
 
 
 def _environment(entry: Path) -> dict[str, str]:
-    """Only the variables of settings; there are secrets among the others."""
+    """Only the variables of settings; the others include secrets."""
     try:
         pairs = (entry / "environ").read_text(errors="replace").split("\0")
     except OSError:

@@ -36,7 +36,7 @@ class StackConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelServices:
-    """A model of a stack: its name in requests, its scheduler, and where that listens for gRPC.
+    """A model of a stack: its name in requests, its scheduler, and the scheduler's gRPC address.
 
     `values` are the settings of its services.
     """
@@ -49,16 +49,16 @@ class ModelServices:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Services in tiers, each of which depends on those before it, and their addresses."""
+    """Services in tiers, and their addresses. Each tier depends on the earlier tiers."""
 
     tiers: Sequence[Sequence[Service]]
     models: Sequence[ModelServices]
     url: str | None  # of the gateway; None without one
-    playground: Path | None = None  # the socket at which the gateway asks to end workers
+    playground: Path | None = None  # the socket for the gateway's requests to end workers
 
     @property
     def grpc_address(self) -> str:
-        """The address of the scheduler, of the first one if there are several models."""
+        """The address of the scheduler; with several models, of the first one."""
         return self.models[0].grpc_address
 
 
@@ -85,17 +85,17 @@ def _settings(*configs: type) -> dict[str, Setting]:
 
 
 def model_settings() -> dict[str, Setting]:
-    """The settings that each of several models may have of its own: all that say nothing of the
-    gateway or of every process."""
+    """The settings that each of several models may set for itself: not those of the gateway or of
+    every process."""
     everyone = {"served_model_name", "worker_token_file", *settings_of(GatewayConfig)}
-    # The stack counts up from the ports of all.
+    # The stack counts up from the common ports.
     ports = {"grpc_host", "grpc_port", "worker_metrics_port", "scheduler_metrics_port"}
     own = control_settings()
     return {name: own[name] for name in own if name not in {"model", *everyone, *ports}}
 
 
 def temporary_stack(**given: Any) -> dict[str, Any]:
-    """The settings of a stack for one command: free ports, and only warnings are logged."""
+    """The settings of a stack for one command: free ports, and a log of warnings only."""
     defaults = {name: setting.default for name, setting in stack_settings().items()}
     return {**defaults, "port": 0, "grpc_port": 0, "log_level": "warning", **given}
 
@@ -128,7 +128,7 @@ def control_stack(
 
 
 def values_of_models(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The settings of each model's services: those of all, replaced by its own."""
+    """The settings of each model's services: the common ones, overridden by its own."""
     shared = {name: value for name, value in values.items() if name != "models"}
     return [{**shared, **own} for own in values.get("models", ({},))]
 
@@ -139,7 +139,7 @@ def full_stack(values: Mapping[str, Any], folder: Path) -> Stack:
     environment = _generated_token(values)
     control = control_stack(values, folder, environment)
     playground = folder / "playground.sock" if values["playground"] else None
-    # The name of a single model may have a comma. No other is served before it.
+    # None for a single model: its name may have a comma, and no other is served before it.
     expected = [model.name for model in control.models] if len(control.models) > 1 else []
     gateway = build(
         GatewayConfig,
@@ -157,16 +157,16 @@ def full_stack(values: Mapping[str, Any], folder: Path) -> Stack:
 
 def _generated_token(values: Mapping[str, Any]) -> dict[str, str]:
     """A random scheduler token, if there are API keys and no token. Without it, the scheduler could
-    not tell its gateway from a client without a key."""
+    not distinguish its gateway from a client without a key."""
     keys = values["api_keys_file"] or os.environ.get(KEYS_VARIABLE, "").strip()
     given = values["scheduler_token_file"] or os.environ.get(SCHEDULER_TOKEN, "").strip()
     return {SCHEDULER_TOKEN: secrets.token_hex(32)} if keys and not given else {}
 
 
 def _worker_values(values: Mapping[str, Any], num_workers: int) -> dict[str, Any]:
-    """The settings of a model's workers. By default all workers share the CPU's cores, less one for
-    the schedulers and the gateway: torch's threads spin while they wait, so a core with other work
-    would delay every step."""
+    """The settings of a model's workers. By default all workers share the CPU's cores, except one
+    core for the schedulers and the gateway: torch's threads spin while they wait, so a core with
+    other work would delay every step."""
     threads = values["torch_threads"]
     if threads is None:
         threads = max(1, ((os.cpu_count() or 1) - 1) // num_workers)
@@ -189,7 +189,7 @@ def _model_services(
     index: int,
     environment: Mapping[str, str] | None,
 ) -> ModelServices:
-    """Model `index` of several, with a scheduler called `name` and with ports of its own."""
+    """Model `index` of several, with a scheduler called `name` and with its own ports."""
     config = build(SchedulerConfig, values, workers=",".join(workers))
     if config.scheduler_metrics_port:
         port = config.scheduler_metrics_port + index

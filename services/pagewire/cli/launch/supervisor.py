@@ -11,7 +11,7 @@ from pagewire.cli.launch.health import until_healthy
 from pagewire.cli.launch.processes import ChildProcess, describe_end
 from pagewire.rpc.credentials import NO_CREDENTIALS, Credentials
 
-# Seconds. A process that ends is restarted at once. If it ends again and again, delays grow up to a
+# Seconds. A process that ends is restarted at once. If it ends repeatedly, delays grow up to a
 # maximum, which is lower for a process that was ready in between.
 FIRST_RESTART_DELAY = 1.0
 MAX_SERVED_DELAY = 2.0
@@ -32,7 +32,7 @@ class Service:
     grace: float
     # For health checks over gRPC.
     credentials: Credentials = field(default=NO_CREDENTIALS, repr=False)
-    # Added to the environment of this process.
+    # Variables in addition to the environment of this process.
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -48,7 +48,7 @@ class Supervisor:
     def __init__(
         self, tiers: Sequence[Sequence[Service]], report: Report, lines_are_shown: bool = False
     ) -> None:
-        """With `lines_are_shown` errors do not repeat the lines that `report` has got."""
+        """With `lines_are_shown`, errors do not repeat the lines that `report` has received."""
         self._tiers = tiers
         self._report = report
         self._lines_are_shown = lines_are_shown
@@ -63,7 +63,7 @@ class Supervisor:
     async def start(self) -> None:
         """Starts all services and waits until they are ready.
 
-        CommandError if one cannot be started or ends before it is ready; then all others have been
+        CommandError if a service cannot be started or ends before it is ready; then all others are
         ended too.
         """
         try:
@@ -90,7 +90,7 @@ class Supervisor:
             child.kill()
 
     def kill_at(self, address: str) -> str | None:
-        """Sends SIGKILL to the first tier's service at an address; its name, None if none runs."""
+        """Sends SIGKILL to the first tier's service at an address; returns its name, or None."""
         for service in self._tiers[0]:
             child = self._children.get(service.name)
             if service.health == address and child is not None and child.running:
@@ -102,7 +102,7 @@ class Supervisor:
         return [service for tier in self._tiers for service in tier]
 
     async def _start(self, services: Sequence[Service]) -> None:
-        """Starts services and waits until they are ready; CommandError if one ends before."""
+        """Starts services and waits until they are ready; CommandError if one ends first."""
         for service in services:
             await self._spawn(service)
         ended = [asyncio.create_task(self._children[s.name].wait()) for s in services]
@@ -163,8 +163,8 @@ class Supervisor:
 def restart_delay(ends: int, served: bool) -> float:
     """Seconds to wait before a restart.
 
-    `ends` is how often the process ended in a row before this time, `served` whether it was ready
-    in the last run.
+    `ends`: how often the process ended in a row before this time. `served`: whether it was ready in
+    the last run.
     """
     if ends == 0:
         return 0.0
@@ -189,7 +189,7 @@ async def _all_healthy(services: Sequence[Service]) -> None:
 
 
 def _start_failure(name: str, status: int, tail: Sequence[str]) -> str:
-    """Why a service did not start; its last lines are in front of the user if there is no tail."""
+    """Why a service did not start; without a tail, the user has already seen its last lines."""
     ended = f"{name} {describe_end(status)} before it was ready"
     if not tail:
         return f"{ended}; its lines say why"

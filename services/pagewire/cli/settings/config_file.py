@@ -8,7 +8,7 @@ from typing import Any
 from pagewire.cli.settings.model_entries import ModelEntry, read_entries
 from pagewire.cli.settings.settings import Setting, nearest_setting
 
-# The key of several models.
+# The key of a list of models.
 MODELS = "models"
 
 
@@ -19,7 +19,7 @@ def read_config_file(
 ) -> dict[str, Any]:
     """The parsed values of a file. A null leaves the setting at its default.
 
-    With `model_settings` the file may have `models`, whose value is a list of ModelEntry then.
+    With `model_settings`, the file may have `models`; its value is then a list of ModelEntry.
     ValueError names the file, the key and the remedy.
     """
     values: dict[str, Any] = {}

@@ -1,7 +1,7 @@
 """The models of one command: `--model` given several times, or `models` in a configuration file.
 
-A text is [NAME=]MODEL[,SETTING=VALUE...]. In a file `models` has, for each name, a mapping of
-settings.
+A text is [NAME=]MODEL[,SETTING=VALUE...]. In a file, `models` has a mapping of settings for each
+name.
 """
 
 import re
@@ -19,9 +19,9 @@ _MAX_NAME = 128
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """One model: its name in requests, its source, and the settings that only it has.
+    """One model: its name in requests, its source, and its own settings.
 
-    `named` tells whether the user gave the name; otherwise it follows from the source.
+    `named`: whether the user gave the name; otherwise the name follows from the source.
     """
 
     name: str
@@ -31,10 +31,10 @@ class ModelEntry:
 
 
 def parse_entry(text: str, settings: Mapping[str, Setting]) -> ModelEntry:
-    """The entry of a text; `settings` are those that a model may have.
+    """The entry of a text; `settings` are the settings that a model may have.
 
     A text that is an existing folder, or that has neither a name nor settings, is the source alone.
-    ValueError says what is wrong with which part.
+    ValueError names the wrong part.
     """
     if "=" not in text or Path(text).expanduser().is_dir():
         return ModelEntry(served_name(text, None), text, False, {})
@@ -61,7 +61,7 @@ def parse_entry(text: str, settings: Mapping[str, Setting]) -> ModelEntry:
 
 
 def read_entries(raw: Any, settings: Mapping[str, Setting]) -> list[ModelEntry]:
-    """The entries of a file's `models`; ValueError says what is wrong with which model."""
+    """The entries of a file's `models`; ValueError names the wrong model."""
     if not isinstance(raw, dict) or not raw:
         raise ValueError("models must hold a mapping of settings for each name of a model")
     return [_read_entry(str(name), own, settings) for name, own in raw.items()]
@@ -70,8 +70,8 @@ def read_entries(raw: Any, settings: Mapping[str, Setting]) -> list[ModelEntry]:
 def with_models(values: Mapping[str, Any], entries: Sequence[ModelEntry]) -> dict[str, Any]:
     """Values with a model or several.
 
-    What a single model has of its own goes among the values. Several are in `models`, as a tuple
-    with the own settings of each. ValueError if two have one name, or if one cannot be a name.
+    A single model's own settings are merged into the values. Several models are in `models`, a
+    tuple with the own settings of each. ValueError if two names are equal or one is not valid.
     """
     name = values["served_model_name"]
     if name and (len(entries) > 1 or entries[0].named):

@@ -26,13 +26,14 @@ _MODELS_HELP = (
 def configured(
     settings: Mapping[str, Setting], model_settings: Mapping[str, Setting] | None = None
 ) -> Callable[[Callable[..., Any]], Any]:
-    """Gives a command one option for each setting, in addition to its own parameters.
+    """Adds one option for each setting to a command, beside its own parameters.
 
     The function gets `values`, a dict with the value of every setting. A flag overrides the
     environment variable, which overrides the file given with --config, which overrides the default.
 
-    With `model_settings`, the settings that a model may have of its own, --model may be given
-    several times, and a file may have `models`. Then `values` has `models`, see `with_models`.
+    `model_settings` are the settings that a model may set for itself. With them, --model may be
+    given several times, and a file may have `models`. Then `values` has `models`, see
+    `with_models`.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,7 +83,7 @@ def _with_models(
     model: Setting,
     model_settings: Mapping[str, Setting],
 ) -> dict[str, Any]:
-    """The values with the models of flags and environment, else of the file, else the default."""
+    """The values with the models of flags or environment, else of the file, else the default."""
     values = dict(values)
     in_file = values.pop(MODELS, None)
     try:
@@ -98,7 +99,7 @@ def _with_models(
 
 
 def _models_given(texts: Sequence[str], variable: str) -> Sequence[str]:
-    """The texts of the option. typer splits a variable at spaces, which a folder may have."""
+    """The texts of the option. typer splits a variable at spaces, but a folder may have spaces."""
     whole = os.environ.get(variable, "")
     split = list(texts) == whole.split()
     return [whole] if split and Path(whole).expanduser().is_dir() else texts
@@ -157,7 +158,7 @@ def _models_option(setting: Setting) -> inspect.Parameter:
 
 
 def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
-    """An option that is None unless given. Texts are not parsed by typer, so that flags,
+    """An option that is None unless given. typer does not parse the texts, so that flags,
     environment and files have the same rules and error messages."""
     return inspect.Parameter(
         name,

@@ -1,6 +1,6 @@
-"""Settings of the command line, which are derived from the fields of configuration dataclasses.
+"""Settings of the command line, derived from the fields of configuration dataclasses.
 
-Flags, environment variables, configuration files and the arguments of child processes all use them.
+Flags, environment variables, configuration files and the arguments of child processes use them.
 """
 
 import difflib
@@ -46,7 +46,7 @@ class Setting:
         return {int: "INTEGER", float: "NUMBER", str: "TEXT", bool: "BOOLEAN"}[self.kind]
 
     def parse(self, text: str) -> Any:
-        """The value of a text; ValueError says what is wrong and which values are valid."""
+        """The value of a text; ValueError states the problem and the valid values."""
         if self.kind is bool:
             return _parse_bool(text)
         if self.choices and text not in self.choices:
@@ -91,7 +91,7 @@ def settings_of(config_type: type) -> dict[str, Setting]:
 
 
 def union_of(config_types: Iterable[type], without: Iterable[str] = ()) -> dict[str, Setting]:
-    """The settings of several dataclasses. If several have a name, the first one's is taken."""
+    """The settings of several dataclasses. The first one with a name wins."""
     left_out = set(without)
     union: dict[str, Setting] = {}
     for config_type in config_types:
@@ -102,7 +102,7 @@ def union_of(config_types: Iterable[type], without: Iterable[str] = ()) -> dict[
 
 
 def nearest_setting(name: str, settings: Mapping[str, Setting]) -> str:
-    """What to say of a name that no setting has: the setting with the nearest name, or all."""
+    """A hint for an unknown name: the setting with the nearest name, or all settings."""
     near = difflib.get_close_matches(name.replace("-", "_"), settings, n=1, cutoff=0.5)
     if near:
         return f"the nearest valid one is {near[0]!r}"
@@ -110,15 +110,15 @@ def nearest_setting(name: str, settings: Mapping[str, Setting]) -> str:
 
 
 def build(config_type: type[Config], values: Mapping[str, Any], **given: Any) -> Config:
-    """A configuration from the values of its own settings, and from `given`, all of which it
-    must have."""
+    """A configuration from its own settings in `values`, and from `given`, which must all be its
+    settings."""
     names = {field.name for field in fields(config_type)}  # type: ignore[arg-type]
     chosen = {name: value for name, value in values.items() if name in names}
     return config_type(**{**chosen, **given})
 
 
 def arguments(config: Any) -> list[str]:
-    """The flags that give another process the same configuration."""
+    """The flags that pass the same configuration to another process."""
     flags = []
     for setting in settings_of(type(config)).values():
         value = getattr(config, setting.name)
@@ -155,7 +155,7 @@ def _parse_number(kind: type, text: str) -> Any:
 
 
 def _within(value: float, minimum: float | None, maximum: float | None) -> bool:
-    # NaN is within no range.
+    # NaN is outside every range.
     above = minimum is None or value >= minimum
     below = value < math.inf if maximum is None else value <= maximum
     return above and below and value == value

@@ -1,5 +1,5 @@
-"""How a job is run, and how its output is written to a connection.
+"""Runs a job, and writes its output to a connection.
 
-A Run has the job's generations. They become choices (`choices`), or the events of an answer that
-is parsed (`parsed_output`), and these JSON (`paced_json`) or a stream (`sse`, `writers`).
+A Run has the job's generations. They become choices (`choices`), or events if the output is parsed
+(`parsed_output`). These are written as JSON (`paced_json`) or as a stream (`sse`, `writers`).
 """

@@ -35,7 +35,7 @@ from pagewire.gateway.routing.schedulers import Schedulers
 # Strings joined into one piece of a body. Each has a few kilobytes, or the text of one choice.
 _STRINGS_A_PIECE = 16
 _LARGE_STRING = 1 << 16
-# What schedulers call an input whose field has another name over HTTP.
+# The schedulers' names of inputs; over HTTP the field has another name.
 _INPUT_FIELDS = frozenset({"prompt", "pair", "messages"})
 
 
@@ -53,8 +53,8 @@ async def answer(
 
     Raises RequestError or ClientGoneError for failures before the first byte of the answer.
 
-    A streamed answer begins when the first generation has an update. So a request that is refused
-    while it is queued still gets its own status.
+    A streamed answer begins with the first update of a generation. So a request that is refused in
+    the queue still gets its own HTTP status.
     """
     run = Run(job, schedulers, arrived)
     if charge is not None:

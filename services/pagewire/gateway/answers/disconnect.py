@@ -31,6 +31,6 @@ async def while_connected(work: Coroutine[Any, Any, Result], receive: Receive) -
     finally:
         working.cancel()
         disconnect.cancel()
-        # Until it has ended it would take the messages of the next reader.
+        # Until this task has ended, it would consume the messages of the next reader.
         with contextlib.suppress(asyncio.CancelledError):
             await disconnect

@@ -12,7 +12,7 @@ from pagewire.gateway.generation.pacer import Pacer
 from pagewire.gateway.parsers.output_format import OutputFormat
 from pagewire.v1 import inference_pb2 as pb
 
-# Writing their log probabilities takes some milliseconds.
+# Writing the log probabilities of this many tokens takes some milliseconds.
 _TOKENS_AT_ONCE = 32
 
 
@@ -22,7 +22,7 @@ class NamedEventWriter:
     def __init__(
         self, form: AnswerForm, output: OutputFormat | None, streamed: bool = True
     ) -> None:
-        """If not `streamed`, nothing is written but the `body`."""
+        """Unless `streamed`, only the `body` is written."""
         self._streamed = streamed
         self._answer = form.events(streamed)
         self._parsed = ParsedOutput(output)

@@ -11,30 +11,30 @@ from pagewire.gateway.generation.logprob_log import TokenLogprobs
 from pagewire.gateway.generation.pacer import Pacer
 from pagewire.gateway.generation.prompt_log import PromptLog
 
-# A connection buffers as much before it asks the sender to wait.
+# A connection buffers this many bytes before it asks the sender to wait.
 _PIECE_BYTES = 64 << 10
-# Formatting them takes about a millisecond with 20 candidates each.
+# Formatting this many tokens takes about a millisecond with 20 candidates each.
 TOKENS_A_PIECE = 16
 
 Dumps = Callable[[Any], str]
 
 
 class TokenSource(Protocol):
-    """Tokens of a choice with their log probabilities, each to be taken once."""
+    """Tokens of a choice with their log probabilities; each token is taken once."""
 
     @property
     def waiting(self) -> int:
         """Tokens that were not taken yet."""
 
     def take(self, at_least: int | None = None) -> list[TokenLogprobs]:
-        """Removes at least so many tokens, or all."""
+        """Removes and returns at least this many tokens, or all tokens with None."""
 
 
 class PacedJson(Response):
-    """A JSON answer that is given to the connection in pieces, as fast as the client reads.
+    """A JSON answer that is passed to the connection in pieces, as fast as the client reads.
 
-    An answer given in one piece counts as sent. With TLS the connection would then be closed after
-    some time, even if a slow client is still reading.
+    An answer passed in one piece counts as sent. With TLS, the connection would then be closed
+    after some time, even while a slow client still reads.
     """
 
     media_type = "application/json"
@@ -78,7 +78,7 @@ def object_of_pieces(
 async def paced_logprobs(
     formatter: Formatter, sources: list[TokenSource], pacer: Pacer, dumps: Dumps = json_utf8
 ) -> list[str]:
-    """The JSON of the log probabilities that wait in `sources` now, in pieces."""
+    """The JSON of the log probabilities now waiting in `sources`, in pieces."""
     arrays: dict[str, list[str]] = {}
     others: dict[str, Any] = {}
     for source in sources:

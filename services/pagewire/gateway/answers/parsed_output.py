@@ -8,14 +8,14 @@ from pagewire.gateway.parsers.events import CallBegin, Event, Reasoning
 from pagewire.gateway.parsers.output_format import OutputFormat
 from pagewire.gateway.parsers.output_parser import OutputParser
 
-# Parsing them takes about a millisecond.
+# Parsing this many characters takes about a millisecond.
 _PIECE_CHARACTERS = 4096
 
 
 class ParsedOutput:
-    """A parser for each generation. `output` None parses nothing: all text is content.
+    """A parser for each generation. With `output` None, all text is content.
 
-    It lives as long as the HTTP request. So a generation that goes on elsewhere continues here.
+    A parser lives as long as the HTTP request, also when the generation moves to another scheduler.
     """
 
     def __init__(self, output: OutputFormat | None) -> None:
@@ -29,9 +29,9 @@ class ParsedOutput:
         return self._output.short_ids
 
     async def take(self, generation: Generation, pacer: Pacer) -> list[Event]:
-        """The events since the last call. If it has finished, the last ones are among them.
+        """The events since the last call, with the last ones if the generation has finished.
 
-        Text that arrives meanwhile is left for the next call, as long as it has not finished.
+        Text that arrives during the call is left for the next call, unless it has finished.
         """
         finished, text = generation.finish is not None, generation.take_text()
         parser = self._parser(generation.index)
@@ -51,7 +51,7 @@ class ParsedOutput:
         return self._calls.get(generation.index, 0)
 
     def reasoning_tokens(self, generations: Sequence[Generation]) -> int | None:
-        """Tokens of the reasoning of all; None if that is not known of one, or there is none."""
+        """Reasoning tokens of all; None if one has an unknown number, or without reasoning."""
         if not self._output.reasoning:
             return None
         counts = [

@@ -22,7 +22,7 @@ _PLACEHOLDER = "\x00"  # stands for the text while the rest of a chunk is format
 class ParsedChunkWriter:
     """Formats the chunks of one answer: one for each piece of reasoning, content or arguments.
 
-    The JSON around a piece is made once.
+    The JSON around the pieces is formatted once.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class ParsedChunkWriter:
         include_usage: bool,
         counts_come_last: bool = True,
     ) -> None:
-        """See `ChunkWriter` for the last two."""
+        """See `ChunkWriter` for the last two arguments."""
         self._formatter = formatter
         self._has_tools = bool(output.tools)
         self._parsed = ParsedOutput(output)
@@ -67,7 +67,7 @@ class ParsedChunkWriter:
         return pieces
 
     def closing(self, generations: Sequence[Generation]) -> str:
-        """The event with the token counts, if they are wanted, and the mark of the end."""
+        """The event with the token counts, if requested, and the end mark."""
         if not self._include_usage:
             return DONE
         counts = usage(generations, self._parsed.reasoning_tokens(generations))

@@ -12,7 +12,7 @@ from pagewire.gateway.generation.prompt_log import PromptLog
 
 
 async def last_strings(job: Job, run: Run, last: str, pacer: Pacer) -> list[str]:
-    """The end of a body, `last`, with the log probabilities of the prompt if they belong there."""
+    """The end of a body, `last`, with the prompt's log probabilities if they belong there."""
     prompt = run.generations[0].prompt
     formatter = job.formatter
     assert not isinstance(formatter, AnswerForm | PooledForm)

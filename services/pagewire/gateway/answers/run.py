@@ -15,7 +15,7 @@ from pagewire.gateway.generation.prompt_log import PromptBudget, PromptLog
 from pagewire.gateway.generation.updates import UpdateQueue
 from pagewire.gateway.routing.schedulers import Schedulers
 
-# Of jobs with several generations; schedulers admit or refuse those together.
+# Numbers for jobs with several generations; a scheduler admits or refuses all of a job together.
 _numbers = count(1)
 
 
@@ -73,7 +73,7 @@ class Run:
             raise
 
     async def next_updates(self) -> list[Generation]:
-        """Waits for generations with new output, or with their end.
+        """Waits for generations that have new output or have ended.
 
         Raises ClientGoneError, or the RequestError of a generation that has failed.
         """

@@ -42,7 +42,7 @@ class Writer(Protocol):
 
 
 class ChunkWriter:
-    """Formats the chunks of one answer. The JSON around a choice's text is made once."""
+    """Formats the chunks of one answer. The JSON around a choice's text is formatted once."""
 
     def __init__(
         self, formatter: Formatter, include_usage: bool, counts_come_last: bool = True
@@ -57,7 +57,7 @@ class ChunkWriter:
     async def write_paced(self, generation: Generation, pacer: Pacer) -> list[str]:
         """Does the same as `write`, in pieces and without blocking the event loop.
 
-        An echoed prompt comes first, in a chunk of its own.
+        An echoed prompt is first, in its own chunk.
         """
         if generation.prompt is None or generation.index in self._echoed:
             return await self._write_output(generation, pacer)
@@ -114,7 +114,7 @@ class ChunkWriter:
         return f"{around[0]}{json.dumps(text)}{around[1]}"
 
     def closing(self, generations: Sequence[Generation]) -> str:
-        """The event with the token counts, if they are wanted, and the mark of the end."""
+        """The event with the token counts, if requested, and the end mark."""
         if not self._include_usage:
             return DONE
         chunk = self._formatter.envelope.wrap([], usage=usage(generations))
@@ -193,7 +193,7 @@ class EventStream(Response):
         pacer = Pacer()
         pieces: list[str] = []
         for generation in updated:
-            # It may have ended during an earlier pause. Then its end was written already.
+            # A generation that ended during an earlier pause has its end written already.
             if generation.index in self._ended:
                 continue
             if generation.finish is not None:

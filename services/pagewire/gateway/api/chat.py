@@ -46,7 +46,7 @@ from pagewire.v1 import inference_pb2 as pb
 
 PATH = "/v1/chat/completions"
 
-# The role that the chat template gets.
+# A message's role: the role in the chat template.
 _ROLES = {
     "system": "system",
     "developer": "system",
@@ -56,7 +56,7 @@ _ROLES = {
 }
 _UNSUPPORTED_ROLES = ("function",)
 _UNSUPPORTED_PARTS = ("image_url", "input_audio", "audio_url", "video_url", "file", "refusal")
-# One level of JSON takes three of protobuf's, whose parsers stop at 100.
+# One level of JSON needs three levels of protobuf, whose parsers stop at 100.
 _MAX_KWARGS_DEPTH = 16
 
 
@@ -129,7 +129,7 @@ class Message(Strict):
         if self.content is None and role != "assistant":
             raise invalid(f"{path}.content", f"{path}.content is required")
         calls = self.tool_calls or ()
-        # Templates expect null beside calls only; an assistant that says nothing is empty text.
+        # Templates expect null only beside calls; otherwise absent content is empty text.
         content = None if self.content is None and calls else self._text(self.content or "", path)
         return Turn(
             role,
@@ -236,7 +236,7 @@ class ChatRequest(GenerationFields):
 
     @property
     def max_tokens_name(self) -> str:
-        """What errors call the limit of the output: the name that was given."""
+        """The name of the output's limit in errors: the one in the request."""
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     def given_max_tokens(self) -> int | None:

@@ -69,7 +69,7 @@ class CompletionRequest(GenerationFields):
         stop = self.stop_conditions(max_tokens, wants_prompt)
         n, count = self.num_choices(), self._num_candidates()
         beam_search = self._beam_search(n, count)
-        # The best candidates are chosen by their log probabilities.
+        # Log probabilities decide which candidates are best.
         logprobs = 0 if count > n and not beam_search and self.logprobs is None else self.logprobs
         prompts = self._prompts()
         if len(prompts) * count > MAX_OUTPUTS:
@@ -120,8 +120,8 @@ class CompletionRequest(GenerationFields):
         )
 
     def _prompt_wishes(self, prompt: str | list[int]) -> PromptWishes:
-        """What the answer has of a prompt. The scheduler decodes token ids, also those of a text
-        that is cut."""
+        """What the answer contains of a prompt. The scheduler sends the text of token ids, and of
+        a prompt that is cut."""
         whole = self.echo and self.truncate_prompt_tokens is None
         return PromptWishes(
             echo=bool(self.echo),
@@ -136,7 +136,7 @@ class CompletionRequest(GenerationFields):
         return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
     def _kept(self, prompt: str | list[int]) -> str | list[int]:
-        """The prompt; of token ids only those that are not cut off."""
+        """The prompt, without the token ids that are cut off."""
         kept = self.truncate_prompt_tokens
         if kept is None or isinstance(prompt, str):
             return prompt
@@ -244,8 +244,8 @@ class CompletionFormatter:
     def logprobs(self, tokens: list[TokenLogprobs]) -> dict[str, Any]:
         """Four arrays with an entry for each token; `top_logprobs` always has the token itself.
 
-        `top_logprobs` is keyed by text. Of tokens with the same text, such as parts of characters,
-        the likeliest one counts. The first token of an echoed prompt has null in both.
+        `top_logprobs` is keyed by text. If several tokens have the same text, such as parts of
+        characters, the likeliest one counts. The first token of an echoed prompt has null in both.
         """
         return {
             "tokens": [self._name(each.token) for each in tokens],

@@ -29,7 +29,7 @@ def conversation_job(
     """The request for a scheduler; RequestError names a field that is not valid.
 
     `form_of` makes the form of the answer. `continues`: the model continues the last turn.
-    `logprobs` are the likeliest tokens to report at each place; None reports no log probabilities.
+    `logprobs` likeliest tokens are reported at each place; None reports no log probabilities.
     """
     for field in ("prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids"):
         value = getattr(fields, field)

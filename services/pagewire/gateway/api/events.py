@@ -14,12 +14,12 @@ from pagewire.v1 import inference_pb2 as pb
 class AnswerEvents(Protocol):
     """One answer of one generation: its stream, and the object that its stream adds up to.
 
-    The strings are pieces of server-sent events, whole events together. They are made only if the
-    answer is streamed.
+    The methods return pieces that join to whole server-sent events, and nothing if the answer is
+    not streamed.
     """
 
     def begin(self, prompt_tokens: int) -> list[str]:
-        """What comes before the output. The number of prompt tokens may be 0: not known yet."""
+        """The events before the output. `prompt_tokens` is 0 if the number is not known yet."""
         ...
 
     def feed(self, events: Iterable[Event]) -> list[str]:
@@ -27,7 +27,7 @@ class AnswerEvents(Protocol):
         ...
 
     def logprobs(self, tokens: list[TokenLogprobs]) -> None:
-        """The log probabilities of text that follows, for a request that wants them."""
+        """The log probabilities of the text that follows, if the request asks for them."""
         ...
 
     def finish(self, finish: pb.Finish, reasoning_tokens: int | None) -> list[str]:
@@ -44,17 +44,17 @@ class AnswerEvents(Protocol):
 
 
 class AnswerForm(ABC):
-    """The form of an answer: what its request says of it. It can be pickled."""
+    """The form of an answer, as its request defines it. It can be pickled."""
 
     __slots__ = ()
 
     @property
     @abstractmethod
     def request_id(self) -> str:
-        """The id of the request in logs: that of the answer."""
+        """The id of the request in logs, which is the id of the answer."""
 
     def under(self, request_id: str) -> "AnswerForm":
-        """The form for a request that was given an id; only forms whose errors name it differ."""
+        """The form for a request with its own id; it differs only if errors name this id."""
         return self
 
     @abstractmethod
@@ -68,5 +68,5 @@ def named_event(name: str, data: str) -> str:
 
 
 def members(fields: dict[str, Any]) -> str:
-    """The JSON of an object's fields without the braces, to which others can be added."""
+    """The JSON of an object's fields without the braces, so that others can be added."""
     return json_ascii(fields)[1:-1]

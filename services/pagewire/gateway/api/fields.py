@@ -1,4 +1,4 @@
-"""The request fields that all endpoints of generation share, and how a scheduler gets them."""
+"""The request fields that all generating endpoints share, and their form for a scheduler."""
 
 import re
 import secrets
@@ -135,12 +135,12 @@ class GenerationFields(_NumberFields, StructuredFields):  # type: ignore[misc, v
     deadline_ms: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
     prompt_logprobs: NumLogprobs | None = None
 
-    # What errors call `stop`.
+    # The name of `stop` in errors.
     stop_name: ClassVar[str] = "stop"
 
     @property
     def max_tokens_name(self) -> str:
-        """What errors call the limit of the output."""
+        """The name of the output's limit in errors."""
         return "max_tokens"
 
     @property
@@ -165,7 +165,7 @@ class GenerationFields(_NumberFields, StructuredFields):  # type: ignore[misc, v
     def resolve_truncation(self, max_model_len: int, max_tokens: int | None) -> None:
         """Replaces a `truncate_prompt_tokens` of -1 by the number of tokens that it stands for.
 
-        Done here, so that a request that continues on another scheduler has the same prompt there.
+        The gateway does this so that the prompt stays the same on another scheduler.
         """
         if self.truncate_prompt_tokens == -1:
             self.truncate_prompt_tokens = max(1, max_model_len - (max_tokens or 1))
@@ -177,7 +177,7 @@ class GenerationFields(_NumberFields, StructuredFields):  # type: ignore[misc, v
 
     @property
     def keeps_prompt_start(self) -> bool:
-        """Which part of a prompt that is cut is kept; RequestError for another word."""
+        """Whether a cut prompt keeps its start; RequestError for an unknown `truncation_side`."""
         if self.truncation_side not in (None, "left", "right"):
             raise invalid(
                 "truncation_side",
@@ -212,8 +212,8 @@ class GenerationFields(_NumberFields, StructuredFields):  # type: ignore[misc, v
         """The first candidate's own fields: those that differ between candidates, and those that
         the gateway reads.
 
-        Without a seed in the request one is drawn here, and not by the scheduler. If its scheduler
-        is lost, the request then continues elsewhere with the same random numbers.
+        The gateway draws a missing seed. So a request that continues on another scheduler has the
+        same random numbers there.
         """
         seed = secrets.randbits(63) if self.seed is None else self.seed
         return pb.GenerateRequest(
@@ -254,8 +254,8 @@ class GenerationFields(_NumberFields, StructuredFields):  # type: ignore[misc, v
         return request.SerializeToString()
 
     def check_prompt_logprobs(self) -> None:
-        """RequestError for log probabilities of the prompt in a stream, which has no place for
-        them."""
+        """RequestError for log probabilities of the prompt in a stream, whose format has no field
+        for them."""
         if self.stream and self.prompt_logprobs is not None:
             raise invalid(
                 "prompt_logprobs",
@@ -266,9 +266,9 @@ class GenerationFields(_NumberFields, StructuredFields):  # type: ignore[misc, v
     def stop_conditions(
         self, max_tokens: int | None, may_be_empty: bool = False
     ) -> pb.StopConditions:
-        """Checked stop conditions. `max_tokens` None allows as many as the model's length does.
+        """Checked stop conditions. With `max_tokens` None only the model's length is a limit.
 
-        With `may_be_empty` it may be 0.
+        With `may_be_empty`, `max_tokens` may be 0.
         """
         checked = StopConditions(
             max_tokens=max_tokens,

@@ -1,4 +1,4 @@
-"""How a job's output is written as JSON: what endpoints have in common."""
+"""What endpoints share to write a job's output as JSON."""
 
 import json
 import time
@@ -81,9 +81,9 @@ class PooledForm(ABC):
 
 
 class Formatter(Protocol):
-    """Formats the choices of one answer. Their indices go up prompt by prompt, n for each."""
+    """Formats the choices of one answer. Indices increase prompt by prompt, with n for each."""
 
-    # Whether each choice has the `prompt_logprobs` of its prompt, not the answer as a whole.
+    # Whether `prompt_logprobs` are in each choice, and not in the answer as a whole.
     prompt_logprobs_in_choices: ClassVar[bool]
 
     @property
@@ -115,7 +115,7 @@ class Formatter(Protocol):
 
 def ended_by(finish: pb.Finish, stop_token_ids: Collection[int]) -> dict[str, Any]:
     """`finish_reason`, and `stop_reason`: the stop string, or the token if it is one of
-    `stop_token_ids`, those of the request. null for the model's own end, as in vLLM."""
+    the request's `stop_token_ids`. null for the model's own end, as in vLLM."""
     stop: str | int | None = None
     if finish.HasField("stop_string"):
         stop = finish.stop_string
@@ -127,7 +127,7 @@ def ended_by(finish: pb.Finish, stop_token_ids: Collection[int]) -> dict[str, An
 def usage(generations: Iterable[Generation], reasoning_tokens: int | None = None) -> dict[str, Any]:
     """The token counts of an answer; each prompt counts once, each candidate's output too.
 
-    `reasoning_tokens` are those of the output; None if they are not known.
+    `reasoning_tokens` is None if their number is not known.
     """
     ended = [(g.prompt_index, g.finish.usage) for g in generations if g.finish is not None]
     counts = [count for _, count in ended]

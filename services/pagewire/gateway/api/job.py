@@ -1,4 +1,4 @@
-"""What a request body asks for."""
+"""The job that a request body asks for."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from pagewire.v1 import inference_pb2 as pb
 class Job:
     """Requests for the schedulers, and how their output is formatted.
 
-    `requests` has the candidates of the first prompt, then those of the second, and so on:
-    `candidates` for each prompt, of which `n` become choices. They are small, because the fields
-    that the candidates of a prompt share are in `common`, once for each prompt. `prompts` is what
-    the answer has of each prompt, empty for nothing, and `max_prompt_logprobs` bounds it. `ignored`
-    names fields of the body that have no meaning here; `details` are what the answer shows beside
-    the text; `input_field` is the one with the prompt, and `request_id` is the one of the body.
+    `requests` has the candidates of the first prompt, then those of the second, and so on. Each
+    prompt has `candidates`, and `n` of them become choices. Requests are small: the fields that
+    the candidates of a prompt share are in `common`, once for each prompt. `prompts` is what the
+    answer contains of each prompt, empty for nothing; `max_prompt_logprobs` bounds it. `ignored`
+    names fields of the body that have no meaning here. `details` is what the answer shows beside
+    the text. `input_field` is the field with the prompt, and `request_id` is the body's.
     """
 
     requests: list[pb.GenerateRequest]
@@ -36,7 +36,7 @@ class Job:
     ignored: tuple[str, ...] = ()
     details: Details | None = None
     request_id: str | None = None
-    # How the text is read; None if all of it is content.
+    # The format of the text; None if all text is content.
     output: OutputFormat | None = None
     input_field: str = "prompt"
     prompts: tuple[PromptWishes, ...] = ()
@@ -44,19 +44,19 @@ class Job:
 
     @property
     def model(self) -> str:
-        """The model that is asked."""
+        """The name of the model."""
         return self.requests[0].model
 
     def common_of(self, index: int) -> CommonFields:
-        """What the request at `index` shares with the other candidates of its prompt."""
+        """The fields that the request at `index` shares with its prompt's other candidates."""
         return self.common[index // self.candidates]
 
 
 def candidates(prompts: Iterable[pb.GenerateRequest], n: int) -> list[pb.GenerateRequest]:
     """`n` requests for each prompt, with consecutive seeds.
 
-    Every candidate is a separate request. So it can continue elsewhere when its scheduler is lost,
-    and candidate i equals what the prompt alone gives with `seed + i`.
+    Every candidate is a separate request. So it can continue on another scheduler, and candidate i
+    equals the output of the prompt alone with `seed + i`.
     """
     made = []
     for prompt in prompts:
@@ -73,7 +73,7 @@ def candidates(prompts: Iterable[pb.GenerateRequest], n: int) -> list[pb.Generat
 
 
 def ask_for_prompt(request: pb.GenerateRequest, wishes: PromptWishes) -> None:
-    """Lets the first candidate of a prompt ask for what the answer has of it."""
+    """Lets the first candidate of a prompt ask for the prompt data in the answer."""
     if wishes.num_top is not None:
         request.prompt_logprobs = wishes.num_top
     request.prompt_text = wishes.echo and wishes.text is None
@@ -82,7 +82,7 @@ def ask_for_prompt(request: pb.GenerateRequest, wishes: PromptWishes) -> None:
 
 
 def leave_prompt_out(request: pb.GenerateRequest) -> None:
-    """Lets a further candidate ask for nothing of its prompt: one sends it for all."""
+    """Lets a further candidate ask for no prompt data: the first one asks for all candidates."""
     request.ClearField("prompt_logprobs")
     request.ClearField("prompt_text")
     request.ClearField("return_prompt_token_ids")
@@ -90,7 +90,7 @@ def leave_prompt_out(request: pb.GenerateRequest) -> None:
 
 
 def _justify_no_tokens(request: pb.GenerateRequest) -> None:
-    """A request for no tokens must ask for something of its prompt."""
+    """Lets a request for no tokens ask for the prompt's text: it must ask for something."""
     if generates_nothing(request) and not request.HasField("prompt_logprobs"):
         request.prompt_text = True
 

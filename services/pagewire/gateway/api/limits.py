@@ -1,11 +1,11 @@
-"""Bounds on the content of a request's body, checked before the work that they bound."""
+"""Bounds on the content of a request's body, checked before the work that depends on it."""
 
 from dataclasses import dataclass, field
 
 from pagewire.config import GatewayConfig
 from pagewire.gateway.conversation.limits import ToolLimits
 
-# JSON values of a message with its fields and parts. They bound the memory of parsing.
+# JSON values of a message with its fields and parts. This bounds the memory of parsing.
 _NODES_A_MESSAGE = 32
 _OTHER_NODES = 1024  # JSON values of the fields beside the messages
 

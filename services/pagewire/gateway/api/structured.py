@@ -1,6 +1,6 @@
-"""The fields that say what an output must be: OpenAI's, vLLM's and vLLM's older ones.
+"""The fields that constrain an output: OpenAI's, vLLM's and vLLM's older ones.
 
-They become one StructuredOutput. Schedulers compile it, so a schema's own faults are found there.
+They become one StructuredOutput. Schedulers compile it and report errors in the schema itself.
 """
 
 import json
@@ -15,7 +15,7 @@ from pagewire.gateway.api.unsupported import Neutral
 from pagewire.limits import MAX_GRAMMAR_BYTES
 from pagewire.v1 import inference_pb2 as pb
 
-# vLLM's names of engines. The output does not depend on the engine, so each is served by ours.
+# vLLM's names of engines. The output does not depend on the engine, so ours serves all names.
 _BACKENDS = ("auto", "guidance", "llguidance", "xgrammar", "outlines", "lm-format-enforcer")
 _FORMATS = "text, json_object, json_schema or structural_tag"
 # Options of vLLM's `structured_outputs` for other engines; false changes nothing.
@@ -46,7 +46,7 @@ Choices = Annotated[list[str], Field(fail_fast=True, max_length=MAX_GRAMMAR_BYTE
 
 
 class JsonSchema(Strict):
-    """The schema of `response_format`. With or without `strict` the output always matches it."""
+    """The schema of `response_format`. The output always matches it, with or without `strict`."""
 
     name: str | None = None
     description: str | None = None
@@ -61,7 +61,7 @@ class ResponseFormat(Strict):
 
     type: str
     json_schema: JsonSchema | None = None
-    # Of a structural tag in vLLM's older form.
+    # For a structural tag in vLLM's older form.
     structures: list[JsonValue] | None = None
     triggers: list[str] | None = None
 
@@ -71,7 +71,7 @@ class StructuredOutputs(Strict):
 
     refused = _OPTIONS
 
-    # vLLM calls it `json`, a name that pydantic uses itself.
+    # vLLM's name is `json`, which pydantic uses itself.
     json_: Schema | None = Field(default=None, alias="json")
     regex: str | None = None
     choice: Choices | None = None
@@ -83,7 +83,7 @@ class StructuredOutputs(Strict):
 
 
 class StructuredFields(Strict):
-    """The fields of a request that say what its output must be."""
+    """The fields of a request that constrain its output."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -100,9 +100,9 @@ class StructuredFields(Strict):
 
 
 def structured_output(fields: StructuredFields) -> pb.StructuredOutput | None:
-    """What the output must be by `fields` alone; None for any text.
+    """The constraint on the output from `fields` alone; None allows any text.
 
-    RequestError if two of them say it, or if one is not valid.
+    RequestError if two fields are set, or if one is not valid.
     """
     found = [*_response_format(fields), *_structured_outputs(fields), *_guided(fields)]
     _check_backend(fields.guided_decoding_backend)
@@ -140,9 +140,9 @@ def _bounded(output: pb.StructuredOutput) -> pb.StructuredOutput:
 def json_output(
     fields: StructuredFields, field: str, schema: dict[str, JsonValue] | None
 ) -> pb.StructuredOutput:
-    """What a `field` of another API asks for: JSON, by a schema if there is one.
+    """The constraint from a `field` of another API: JSON, with a schema if there is one.
 
-    RequestError if the request asks for something else, too, or if the schema is too large.
+    RequestError if the request has another constraint too, or if the schema is too large.
     """
     if (other := structured_output(fields)) is not None:
         name = other.field_name
@@ -153,7 +153,7 @@ def json_output(
 
 
 _JSON_KINDS = ("json_schema", "json_object", "structural_tag")
-# White space that no JSON has: tokens follow each other directly.
+# No white space between the tokens of JSON.
 _NO_WHITESPACE = "[ ]{0}"
 
 

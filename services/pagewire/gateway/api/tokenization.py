@@ -34,7 +34,7 @@ _IDS_A_PIECE = 1 << 14
 class TextCall:
     """A call of a scheduler about text. `request` is its serialized message.
 
-    Helper processes can make it and read its response. `ignored` names fields that are not known.
+    Helper processes can make it and read its response. `ignored` names the unknown fields.
     """
 
     method: Literal["Tokenize", "Detokenize"]
@@ -109,7 +109,7 @@ class DetokenizeRequest(Strict):
 
     def call(self, model: str) -> TextCall:
         """The call; RequestError names a field that is not valid. Special tokens keep their text,
-        so that a prompt's tokens give the prompt."""
+        so that a prompt's tokens become the prompt again."""
         request = pb.DetokenizeRequest(
             model=model, token_ids=self.tokens, skip_special_tokens=False
         )
@@ -124,7 +124,7 @@ def tokenize_request_model(max_messages: int) -> type[TokenizeRequest]:
 
 def _tokens_body(response: pb.TokenizeResponse, max_model_len: int) -> bytes:
     ids = response.token_ids
-    # A list of millions of Python integers would take many times the memory of its text.
+    # A list of millions of Python integers would need many times the memory of its text.
     pieces = (
         ",".join(map(str, ids[begin : begin + _IDS_A_PIECE]))
         for begin in range(0, len(ids), _IDS_A_PIECE)

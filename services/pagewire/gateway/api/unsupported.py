@@ -1,8 +1,8 @@
 """Fields of OpenAI or vLLM that requests may have beside those that Pagewire implements.
 
 A hint is accepted with any value, because it has no effect on the output. A field that would change
-the output is accepted with a value that changes nothing, and refused otherwise: a client must not
-believe that an option works when it does not. See `unknown_fields.py` for all other fields.
+the output is accepted only with a value that changes nothing: a client must not expect an effect
+that an option does not have. See `unknown_fields.py` for all other fields.
 
 docs/api.md lists every field; a test compares the list with these tables.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 Neutral = Mapping[str, tuple[Any, ...]]
 
-# They describe the caller, or how OpenAI's and vLLM's own servers work.
+# These fields describe the caller, or how OpenAI's and vLLM's own servers work.
 COMMON_HINTS = frozenset(
     {
         "metadata",

@@ -39,7 +39,7 @@ def _first_error(error: ValidationError) -> RequestError:
     if kind == "too_long":
         limit = first["ctx"]["max_length"]
         return invalid(param, f"{param} has more than {limit} entries; give {limit} at most")
-    if kind == "string_pattern_mismatch":  # of ids, the only texts with a pattern
+    if kind == "string_pattern_mismatch":  # an id: only ids have a pattern
         message = "give visible ASCII characters without blanks"
     return invalid(param, f"{param} is {quoted(first['input'])}: {message}")
 

@@ -1,4 +1,4 @@
-"""Access control at the HTTP port: who may send requests, and how many."""
+"""Access control at the HTTP port: which keys may send requests, and how many."""
 
 import time
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class AccessControl:
         read: Callable[[], KeyRing | None] = no_keys,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`read` returns the keys, now and at each `reload`; OSError or ValueError if it cannot."""
+        """`read` returns the keys, now and at each `reload`, or raises OSError or ValueError."""
         self._clock = clock
         self._callers = Callers(read, clock)
         self.reload = self._callers.reload
@@ -36,7 +36,7 @@ class AccessControl:
         return self._callers.num_keys
 
     def charge(self, scope: Scope, job: Job, max_model_len: int) -> Charge | None:
-        """Reserves the tokens of a job; RequestError if its key may not use so many now.
+        """Reserves the tokens of a job; RequestError if its key may not use this many now.
 
         None where no key is required. `wrap` closes the charge when the request ends.
         """
@@ -60,10 +60,10 @@ class AccessControl:
         """`app` behind a check of each request's key and of the key's limits.
 
         A request to a path in `operator_paths` needs an operator's key.
-        A request to a path in `counted` counts against the requests a minute of its key only. A
-        request to a path in `generating` counts from its head on, whatever happens later. If
-        the limits refuse it whatever its body says, its body is not read: bodies that never
-        arrive block only their own key.
+        A request to a path in `counted` counts only against its key's requests per minute. A
+        request to a path in `generating` counts as soon as its head has arrived. If the limits
+        refuse it for any body, the body is not read: bodies that never arrive block only their
+        own key.
         """
 
         async def with_access_control(scope: Scope, receive: Receive, send: Send) -> None:

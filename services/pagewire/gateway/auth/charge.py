@@ -1,4 +1,4 @@
-"""What one HTTP request costs its key."""
+"""The cost of one HTTP request for its key."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from pagewire.gateway.generation.generation import Generation
 class Charge:
     """The tokens of one request: an estimate while it runs, then the tokens that it has used.
 
-    They are counted as `usage` counts them: each prompt once, and the outputs of all candidates.
-    For an aborted generation the scheduler reports its usage soon after the end. A report costs
-    the same however many generations the request has.
+    As in `usage`, each prompt counts once, and the outputs of all candidates count. The scheduler
+    reports the usage of an aborted generation soon after its end. The work for a report does not
+    depend on the number of generations in the request.
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class Charge:
         self._visit = visit
         self._clock = clock
         self._generations: Sequence[Generation] = ()
-        # What was counted of each generation whose usage is to be reported after the end.
+        # Counted tokens of generations whose usage report arrives after the request's end.
         self._awaited: dict[Generation, _Counted] = {}
         self._used = 0
         # One entry for each prompt.
@@ -41,7 +41,7 @@ class Charge:
         self._generations = generations
 
     def close(self) -> None:
-        """Replaces the estimate when the request has ended; called once."""
+        """Replaces the estimate by the used tokens when the request has ended; called once."""
         for generation in self._generations:
             counted = _Counted.of(generation)
             self._prompts[generation.prompt_index].add(counted)
@@ -94,8 +94,8 @@ class _PromptUse:
 
     @property
     def tokens(self) -> int:
-        """Until the scheduler reports an aborted generation, estimates stand in: for a prompt
-        without a first token, and for the outputs of a beam search."""
+        """The tokens. Until the scheduler reports an aborted generation, this contains estimates:
+        of a prompt without a first token, and of the outputs of a beam search."""
         prompt = self.prompt or (self.cost.prompt if self.pending else 0)
         return prompt + self.searches * self.cost.output + self.outputs
 
@@ -107,7 +107,7 @@ class _PromptUse:
         self.searches += counted.searched
 
     def remove(self, counted: _Counted) -> None:
-        """Takes back what was counted, but for the prompt, which others may have reported."""
+        """Subtracts a counted generation, except its prompt, which others may have reported."""
         self.outputs -= counted.outputs
         self.pending -= counted.pending
         self.searches -= counted.searched

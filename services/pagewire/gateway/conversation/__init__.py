@@ -1,4 +1,5 @@
-"""A conversation with tools as every chat endpoint asks for it, independent of a body's form.
+"""A conversation with tools, shared by all chat endpoints and independent of a body's form.
 
-It becomes a scheduler's input, and says how the output is read: which formats, which calls.
+It becomes a scheduler's input. It also determines the formats and calls that are read from the
+output.
 """

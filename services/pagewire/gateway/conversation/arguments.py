@@ -1,4 +1,4 @@
-"""What the grammars of a call's arguments are made from: a tool's parameters, and JSON."""
+"""Parts of the grammars of a call's arguments: a tool's parameters, and JSON."""
 
 import json
 from dataclasses import dataclass
@@ -6,9 +6,9 @@ from typing import Any
 
 from pagewire.gateway.conversation.tools import definition_of
 
-# As models write JSON. A model that may choose the white space can repeat it up to its token limit.
+# Models write JSON like this. With free white space, a model can repeat it up to its token limit.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-# A grammar has the definitions at each reference. More would take long to write.
+# A grammar repeats the definitions at each reference. Longer grammars would take long to write.
 _MAX_REPEATED_BYTES = 16 << 10
 ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "deprecated", "$schema", "$id", "$comment"}
@@ -21,7 +21,7 @@ _OBJECT_KEYWORDS = {"type", "properties", "required", "additionalProperties", *_
 class Parameters:
     """The parameters of a tool by name, and which are required.
 
-    `any_name`: the schema names none and allows all.
+    `any_name`: the schema names no parameter and allows all.
     """
 
     schemas: dict[str, Any]
@@ -31,7 +31,8 @@ class Parameters:
 
     @classmethod
     def of(cls, schema: dict[str, Any]) -> "Parameters | None":
-        """Those of a schema; None if it says more than that, or names one that is not described."""
+        """The parameters of a schema; None if the schema has other keywords, or requires a name
+        that it does not describe."""
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if schema.keys() - _OBJECT_KEYWORDS - ANNOTATIONS or schema.get("type") != "object":
             return None

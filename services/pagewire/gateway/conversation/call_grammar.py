@@ -11,15 +11,15 @@ from pagewire.gateway.conversation.tools import Tool
 from pagewire.output_formats import CallFrame, ToolFormat
 from pagewire.v1 import inference_pb2 as pb
 
-# The most calls that a grammar lets a model make where the request has no limit.
+# The maximum number of calls in a grammar if the request has no limit.
 _MAX_CALLS = 64
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
-# Names that parsers read where they are not in quotes.
+# Names that parsers read without quotes.
 _BARE_NAME = re.compile(r"[\w.\-/]+")
 
 
 class CallGrammar:
-    """Calls of `tools`, at most `limit`. With `strict_only` other tools get any object."""
+    """Calls of `tools`, at most `limit`. With `strict_only`, other tools accept any object."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class CallGrammar:
 
     @property
     def start_between_words(self) -> str:
-        """The rule `start` for an answer in words in which calls begin with the trigger."""
+        """The rule `start` for an answer with text, in which calls begin with the trigger."""
         trigger = f"text_to_tag_{self._tags.index(self._spec.trigger)}"
         sections, several = [], False
         for number, frame in enumerate(self._spec.frames):
@@ -64,7 +64,7 @@ class CallGrammar:
 
     @cached_property
     def _arguments(self) -> list[str] | None:
-        """The rules `arguments_0` and so on, by tool; None if one is not possible."""
+        """The rules `arguments_0` and so on, one for each tool; None if one is not possible."""
         spec = self._spec
         rules: list[str] = []
         for i, tool in enumerate(self._tools):
@@ -93,7 +93,7 @@ class CallGrammar:
         return [f"calls: {' | '.join(sections)}"]
 
     def _further_calls(self, number: int, frame: CallFrame) -> str:
-        """The further calls of a section, and its end."""
+        """The calls of a section after the first one, and its end."""
         between = " ".join(self._pieces(frame.separator + frame.before))
         further = f"({between} body_{number}){{0,{self._limit - 1}}}" if self._limit > 1 else ""
         return " ".join([further, *self._pieces(frame.close)])
@@ -109,7 +109,7 @@ class CallGrammar:
         return lines
 
     def _pieces(self, text: str) -> list[str]:
-        """Terminals for a text: its tags, which may be single tokens, and what is between."""
+        """Terminals for a text: its tags, which may be single tokens, and the text between."""
         pattern = "|".join(map(re.escape, self._tags))
         found = re.split(f"({pattern})", text) if pattern else [text]
         tags = {tag: f"tag_{i}" for i, tag in enumerate(self._tags)}

@@ -1,4 +1,4 @@
-"""A conversation, and what of its answer is reasoning and which are tool calls."""
+"""A conversation, and how to find reasoning and tool calls in its answer."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +29,7 @@ class ReasoningOptions:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What the model is asked.
+    """The input of the model.
 
     `variables` are further variables of the chat template. Errors call the turns `input_field`.
     """
@@ -62,9 +62,9 @@ class Conversation:
         return chat
 
     def output_format(self, model: ServedModel) -> OutputFormat | None:
-        """How the answer's text is read; None if all of it is content.
+        """The format of the answer's text; None if all text is content.
 
-        RequestError for tools with a model whose format of calls is not known.
+        RequestError for tools if the model's format of calls is not known.
         """
         offered, forced = self.tools.offered, self.tools.forced
         tools = enforced_format(self.tools, model.tool_parser) if forced else model.tool_parser
@@ -91,11 +91,11 @@ class Conversation:
     def constraint(
         self, model: ServedModel, given: pb.StructuredOutput | None = None
     ) -> pb.StructuredOutput | None:
-        """What constrains the answer, to be merged with `given`, the request's own constraint.
+        """A constraint on the answer, to be merged with `given`, the request's own constraint.
 
         It enforces the choice of tools and strict tools, allows calls beside a `given` form of the
-        answer, and makes `given` begin after the reasoning. None if there is nothing to add;
-        RequestError where both exclude each other.
+        answer, and makes `given` begin after the reasoning. None if it adds nothing; RequestError
+        if the two constraints exclude each other.
         """
         calls = enforced_calls(self.tools, model.tool_parser, given) if self.tools.offered else None
         begin_after = self._reasoning_end(model)
@@ -107,7 +107,7 @@ class Conversation:
     def reasoning_budget(
         self, model: ServedModel, max_tokens: int | None
     ) -> pb.ReasoningBudget | None:
-        """The limit of the reasoning; RequestError for a model of which no reasoning is known."""
+        """The limit of the reasoning; RequestError for a model without a known reasoning format."""
         if max_tokens is None:
             return None
         spec = REASONING_FORMATS.get(model.reasoning_parser)
@@ -125,7 +125,7 @@ class Conversation:
         return pb.ReasoningBudget(max_tokens=max_tokens, begin=begin, end=spec.ends[0])
 
     def _reasoning_end(self, model: ServedModel) -> str:
-        """The tag behind which the answer begins; empty if the model does not reason."""
+        """The tag after which the answer begins; empty if the model does not reason."""
         spec = REASONING_FORMATS.get(model.reasoning_parser)
         if spec is None or not self.add_generation_prompt:
             return ""
@@ -133,7 +133,7 @@ class Conversation:
         return "" if start == pb.REASONING_START_NONE else spec.answer or spec.ends[0]
 
     def _thinking(self) -> bool | None:
-        """Whether the request turns reasoning on or off; None if it says nothing."""
+        """Whether the request turns reasoning on or off; None if it does neither."""
         given = self._variables()
         return next((given[name] for name in _THINKING if isinstance(given.get(name), bool)), None)
 

@@ -1,4 +1,4 @@
-"""Which grammar makes a model call tools, or lets it call them in one form only."""
+"""Grammars that make a model call tools, or restrict the form of its calls."""
 
 import json
 import re
@@ -10,12 +10,12 @@ from pagewire.gateway.conversation.tools import ToolOptions
 from pagewire.output_formats import TOOL_FORMATS
 from pagewire.v1 import inference_pb2 as pb
 
-# Fields that say what an answer in words must be, and nothing of one that calls.
+# Fields that constrain an answer in text, but not tool calls.
 _OF_WORDS = ("response_format", "text.format", "output_config.format")
 
 
 def enforced_format(options: ToolOptions, tool_parser: str) -> str:
-    """The format of forced calls: the model's own where a grammar can describe them, else JSON."""
+    """The format of forced calls: the model's own if a grammar can describe them, else JSON."""
     return _forced(options, tool_parser)[0]
 
 
@@ -24,8 +24,8 @@ def enforced_calls(
 ) -> pb.StructuredOutput | None:
     """The grammar for the choice of tools and for strict tools; None if nothing is enforced.
 
-    `answer` is what the request wants its answer to be, if it says so. RequestError for a strict
-    tool that cannot be enforced, and for an answer that excludes calls.
+    `answer` is the request's own constraint on its answer, if any. RequestError for a strict tool
+    that cannot be enforced, and for an answer that excludes calls.
     """
     if options.forced:
         _, calls = _forced(options, tool_parser)
@@ -35,7 +35,7 @@ def enforced_calls(
     strict = [tool for tool in options.offered if tool.strict]
     spec = TOOL_FORMATS[tool_parser]
     calls = CallGrammar(spec, options.offered, options.call_limit, strict_only=True)
-    # Where calls are JSON objects, too, the two cannot be told apart.
+    # If calls are JSON objects too, calls and answers cannot be distinguished.
     beside = answer is not None and _is_of_words(answer) and spec.trigger != "{"
     if not strict and not (beside and calls.is_possible):
         return None
@@ -68,7 +68,7 @@ def _forced(options: ToolOptions, tool_parser: str) -> tuple[str, CallGrammar]:
 
 
 def _is_of_words(answer: pb.StructuredOutput) -> bool:
-    """Whether this is said of an answer in words, as JSON."""
+    """Whether this constrains an answer in text to JSON."""
     kind = answer.WhichOneof("kind")
     plain = kind in ("json_schema", "json_object") and not answer.whitespace_pattern
     return plain and answer.field_name.startswith(_OF_WORDS)

@@ -32,7 +32,7 @@ class ToolLimits:
 
 
 def count_nodes(value: object, field: str, depth: int = MAX_DEPTH) -> int:
-    """Values in a JSON value, itself included; RequestError if it is nested too deeply."""
+    """The values in a JSON value, including itself; RequestError if it is nested too deeply."""
     if not isinstance(value, dict | list):
         return 1
     if depth == 0:

@@ -13,7 +13,7 @@ _ANY = '/[A-Za-z_][A-Za-z0-9_]{0,63}/ "=" %json {}'
 def python_rules(rule: str, given: Parameters) -> list[str] | None:
     """Rules in Lark for the arguments of a call, in the order of the schema.
 
-    None where a name is none in Python. JSON within a list or an object stays JSON.
+    None if a name is not valid in Python. JSON within a list or an object stays JSON.
     """
     if given.any_name:
         return [f'{rule}: ({_ANY} (", " {_ANY})*)?']
@@ -23,7 +23,7 @@ def python_rules(rule: str, given: Parameters) -> list[str] | None:
             return None
         item = f"{quoted(name + '=')} {rule}_{i}"
         needed = name in given.required
-        # The arguments from this one on, of which this is the first, or not.
+        # The arguments from this one on: `first` without, and `more` with arguments before them.
         first = f"{item} {rule}_{i + 1}_more" + ("" if needed else f" | {rule}_{i + 1}_first")
         more = f'(", " {item})' + ("" if needed else "?")
         rules += [

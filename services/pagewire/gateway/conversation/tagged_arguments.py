@@ -12,16 +12,16 @@ from pagewire.output_formats import TaggedCalls
 _KEY = re.compile(r"[^<>\n]{1,512}")
 _STRING = frozenset({"string"})
 _NULL = frozenset({"null"})
-# What may be said of a string that is not written as JSON.
+# Keywords allowed for a string that is not written as JSON.
 _STRING_KEYWORDS = ANNOTATIONS | {"type", "minLength", "maxLength"}
 
 
 def tagged_rules(
     rule: str, given: Parameters, types: Mapping[str, frozenset[str]], spec: TaggedCalls
 ) -> list[str] | None:
-    """Rules in Lark for the arguments of a call; None where a schema cannot be enforced so.
+    """Rules in Lark for the arguments of a call; None if they cannot enforce a schema.
 
-    `types` are those by which the parser tells a string from other JSON.
+    By `types` the parser distinguishes a string from other JSON.
     """
     values = _Values(given, spec)
     if given.any_name:
@@ -49,7 +49,7 @@ class _Values:
         self._end = f"\n{spec.value_end}"
 
     def rules(self, rule: str, schema: Any, types: frozenset[str]) -> list[str] | None:
-        """Those of a parameter, `rule` the first; None where text may be read as another value."""
+        """Rules of a parameter, first `rule`; None if text could be read as another value."""
         branches = self._given.branches(schema)
         if branches is None:
             return None
@@ -90,7 +90,7 @@ class _Values:
         return [f"{rule}[lazy]: {ends}", f"{name}: {text}"]
 
     def _is_read(self, text: str, value: Any, types: frozenset[str]) -> bool:
-        """Whether the parser takes the text for the value."""
+        """Whether the parser reads the text as the value."""
         if self._closing_tag in text:
             return False
         if types == _STRING:

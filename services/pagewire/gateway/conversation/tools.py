@@ -40,7 +40,7 @@ class Tool:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The schema of the arguments; without parameters the empty object."""
+        """The schema of the arguments; that of an empty object without parameters."""
         return self.parameters or {"type": "object", "additionalProperties": False}
 
     def argument_types(self) -> dict[str, frozenset[str]]:
@@ -54,7 +54,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """`auto` leaves it to the model; `required` asks for a call, `named` for one of this tool."""
+    """`auto`: the model decides. `required`: it must call a tool. `named`: it must call this."""
 
     mode: ToolMode = "auto"
     name: str = ""
@@ -71,19 +71,19 @@ class ToolOptions:
 
     @property
     def offered(self) -> tuple[Tool, ...]:
-        """The tools that the model gets: none if it may call none."""
+        """The tools that the model gets: none if calls are not allowed."""
         return () if self.choice.mode == "none" or self.max_calls == 0 else self.tools
 
     @property
     def forced(self) -> tuple[Tool, ...]:
-        """The tools of which the model must call one; empty if it need not call any."""
+        """The tools from which the model must call one; empty if it need not call any."""
         if self.choice.mode == "named":
             return tuple(tool for tool in self.tools if tool.name == self.choice.name)
         return self.tools if self.choice.mode == "required" else ()
 
     @property
     def call_limit(self) -> int | None:
-        """The most calls of an answer."""
+        """The maximum number of calls in an answer."""
         if self.parallel and self.choice.mode != "named":
             return self.max_calls
         return 1 if self.max_calls is None else min(1, self.max_calls)
@@ -151,7 +151,7 @@ class _ArgumentTypes:
         if (found := definition_of(schema, self._root)) is not None:
             reference = schema["$ref"]
             if reference not in self._known:
-                self._known[reference] = frozenset()  # of one that refers to itself
+                self._known[reference] = frozenset()  # in case the definition refers to itself
                 self._known[reference] = self.of(found, depth - 1)
             return self._known[reference]
         for key in ("anyOf", "oneOf"):
@@ -164,7 +164,7 @@ class _ArgumentTypes:
 
 
 def definition_of(schema: dict[str, Any], root: dict[str, Any]) -> Any:
-    """What a `$ref` to the definitions of the root stands for; None for any other schema."""
+    """The target of a `$ref` to the definitions of the root; None for any other schema."""
     reference = schema.get("$ref")
     found = _REFERENCE.fullmatch(reference) if isinstance(reference, str) else None
     if found is None or not isinstance(root.get(found[1]), dict):

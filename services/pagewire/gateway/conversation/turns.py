@@ -37,7 +37,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn. `content` None stands for null: an assistant that only calls tools says nothing."""
+    """One turn. `content` None stands for null: an assistant that only calls tools has no text."""
 
     role: str
     content: str | None
@@ -47,7 +47,7 @@ class Turn:
     reasoning: str | None = None
 
     def to_proto(self) -> pb.ChatMessage:
-        """The turn as the chat template gets it; RequestError for arguments that are no JSON."""
+        """The turn as the chat template gets it; RequestError for arguments that are not JSON."""
         calls = [call.to_json() for call in self.tool_calls]
         return pb.ChatMessage(
             role=self.role,

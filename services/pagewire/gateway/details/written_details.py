@@ -1,4 +1,4 @@
-"""Token ids and token counts, added to the JSON that other rooms write."""
+"""Token ids and token counts, added to the JSON that other packages write."""
 
 import json
 from array import array
@@ -9,9 +9,9 @@ from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.pacer import Pacer
 from pagewire.gateway.generation.prompt_log import PromptLog
 
-# Formatting them takes about a millisecond.
+# Formatting this many ids takes about a millisecond.
 _IDS_A_PIECE = 8192
-# These cannot be part of a string in the JSON, where quotes are escaped.
+# This text cannot be part of a string in the JSON, where quotes are escaped.
 _EVENT = "data: {"
 _CHOICES = '"choices":[{'
 
@@ -43,7 +43,7 @@ class DetailedEvents:
         index, details = generation.index, self._details
         is_first = index not in self._num_shown
         shown = self._num_shown.setdefault(index, 0)
-        # They may grow during a pause.
+        # `generation.tokens` may grow during a pause.
         tokens = generation.tokens[shown:]
         events = "".join(written).removesuffix("\n\n").split("\n\n")
         pieces: list[str] = []
@@ -84,7 +84,7 @@ async def detailed_choice(
 async def details_beside_choices(
     details: Details, generation: Generation, pacer: Pacer
 ) -> list[str]:
-    """The pieces of the members of a whole answer that are beside its choices."""
+    """The pieces of a whole answer's members beside its choices."""
     if not details.token_ids or details.prompt_in_choice:
         return []
     return await ids_json("prompt_token_ids", _prompt_ids(generation.prompt), pacer)

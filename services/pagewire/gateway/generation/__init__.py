@@ -1,4 +1,4 @@
-"""A generation as the gateway follows it: its request, its tokens and their log probabilities.
+"""A generation in the gateway: its request, its tokens and their log probabilities.
 
-The lowest room of the gateway: `routing` writes into a generation, `http` reads from it.
+The lowest layer of the gateway: `routing` writes into a generation, `http` reads from it.
 """

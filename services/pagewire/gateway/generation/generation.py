@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 
 class Generation:
-    """What one candidate has received, and all that is needed to run it again elsewhere.
+    """The output of one candidate so far, and the data to continue it on another scheduler.
 
-    `job` is the number that all generations of a job have, 0 for one that is alone.
+    `job` is the number that all generations of a job share, 0 for a single generation.
     `request` has the candidate's own fields, `common` those it shares with the other candidates of
     its prompt. `index` is its place in the job, `prompt_index` its prompt's place there.
     `arrived` is when its HTTP request arrived, by time.perf_counter(); now if None.
     `tokens` are all tokens received so far. Text waits here until `take_text`.
     `logprobs` belong to the same tokens; None if the request wants none.
     A generation that is not `eager` enters `updates` only when it has ended.
-    `prompt` is what the answer has of its prompt, None for nothing. Until it has arrived, the
-    generation does not enter `updates`, unless it fails: all output comes after it.
+    `prompt` is what the answer contains of its prompt, None for nothing. Output follows the prompt.
+    So the generation enters `updates` only after `prompt` has arrived, or if it fails.
     """
 
     __slots__ = (
@@ -104,7 +104,7 @@ class Generation:
         self.first_token_at = 0.0
         self.ended_at = 0.0
         self._attempts = 0
-        # What its schedulers report: how often they ran it again, and preempted it.
+        # Reported by its schedulers: how often they ran it again, and preempted it.
         self._reruns = 0
         self.preemptions = 0
         self.moved = False  # it has lost its scheduler, or has waited for one
@@ -114,10 +114,10 @@ class Generation:
         self.handed_back_by: dict[str, int] = {}
         self.suspicion = Suspicion()
         self._tokens_at_loss = 0
-        # What the scheduler that handed it back knew about workers lost with it, and the number of
+        # From the scheduler that handed it back: the workers lost with it, and the number of its
         # tokens at that time.
         self.worker_losses: tuple[pb.WorkerLosses, int] | None = None
-        # What its scheduler reported at its end, completed or not; `on_usage` is called then.
+        # Reported by its scheduler at its end, completed or not; then `on_usage` is called.
         self._usage: pb.Usage | None = None
         self.on_usage: Callable[[], None] | None = None
         # The span of its HTTP request; None if it is not traced.
@@ -130,25 +130,25 @@ class Generation:
 
     @property
     def losses(self) -> int:
-        """How many schedulers in a row were lost with it, without a token of it in between."""
+        """How many schedulers in a row were lost with it, without a new token in between."""
         return self.suspicion.losses if len(self.tokens) == self._tokens_at_loss else 0
 
     def trace_event(self, name: str, scheduler: str) -> None:
-        """Notes in its trace, if there is one, what has happened with a scheduler."""
+        """Adds an event of a scheduler to its trace, if it is traced."""
         if self.trace is not None:
             self.trace.event(
                 name, scheduler=scheduler, generation=self.index, tokens=len(self.tokens)
             )
 
     def record_loss(self, loss: Loss) -> None:
-        """The scheduler that ran it is lost."""
+        """Records that the scheduler that ran it is lost."""
         if len(self.tokens) != self._tokens_at_loss:
             self.suspicion.clear()
         self.suspicion.add_loss(loss)
         self._tokens_at_loss = len(self.tokens)
 
     def record_worker_losses(self, finish: pb.Finish) -> None:
-        """Keeps what the scheduler that hands it back knows, for the next one."""
+        """Keeps the worker losses that a scheduler reports on handing it back, for the next one."""
         self._note_reruns(finish)
         losses = finish.worker_losses if finish.HasField("worker_losses") else None
         self.worker_losses = None if losses is None else (losses, len(self.tokens))
@@ -159,8 +159,8 @@ class Generation:
 
     @property
     def resumes(self) -> int:
-        """How often it has continued, at another scheduler or on another worker, as far as known:
-        a scheduler reports its reruns at the end."""
+        """How often it has continued on another scheduler or worker, as far as known: a scheduler
+        reports its reruns at the end."""
         return max(0, self._attempts - 1) + self._reruns
 
     @property
@@ -185,7 +185,7 @@ class Generation:
 
     @property
     def usage_final(self) -> bool:
-        """Whether no report of its usage is to come: it was reported, or nothing was sent."""
+        """Whether no further usage report arrives: it was reported, or nothing was sent."""
         return self._attempts == 0 or self._usage is not None
 
     @property
@@ -208,7 +208,7 @@ class Generation:
             self.on_usage()
 
     def receive_prompt(self, message: pb.PromptOutput) -> None:
-        """Takes what the scheduler sends of its prompt; RequestError if that is too much."""
+        """Stores the prompt data of the scheduler; RequestError if it is too large."""
         if self.prompt is not None and self._asks_for_prompt:
             self.prompt.receive(message)
 
@@ -223,7 +223,7 @@ class Generation:
 
     @property
     def _asks_for_prompt(self) -> bool:
-        """Whether it is the candidate that asks its scheduler for what the answer has of it."""
+        """Whether this candidate asks its scheduler for the prompt data in the answer."""
         assert self.prompt is not None
         request = self.request
         if self.prompt.wishes.num_top is not None:
@@ -247,7 +247,7 @@ class Generation:
         return text
 
     def end(self, finish: pb.Finish) -> None:
-        """Completes or fails it as its scheduler says."""
+        """Completes or fails it, as its scheduler reports."""
         self.record_usage(finish)
         if finish.reason == pb.FINISH_REASON_ERROR:
             self.fail(self._scheduler_error(finish.error))
@@ -312,7 +312,7 @@ class Generation:
 
 
 def generates_nothing(request: pb.GenerateRequest) -> bool:
-    """Whether a request only wants something of its prompt."""
+    """Whether a request asks only for prompt data."""
     return request.stop.HasField("max_tokens") and request.stop.max_tokens == 0
 
 

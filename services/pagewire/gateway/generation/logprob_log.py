@@ -17,7 +17,7 @@ class Candidate(NamedTuple):
     """A token that was possible at one position of an output or of a prompt."""
 
     logprob: float | None  # None for the first token of a prompt
-    data: bytes  # its bytes; they may be a part of a character
+    data: bytes  # may be a part of a character
     token_id: int
 
     @property
@@ -42,8 +42,8 @@ class TokenLogprobs(NamedTuple):
 class CandidateBlock(NamedTuple):
     """The candidates of some tokens, `width` for each, still packed.
 
-    Thousands of tokens may wait to be read. One object for each candidate would make garbage
-    collections block the event loop.
+    Thousands of tokens may wait to be read. With one object for each candidate, garbage collection
+    would block the event loop.
     """
 
     tokens: int
@@ -92,7 +92,8 @@ class CandidateReader:
 class LogprobLog:
     """The log probabilities of one generation, kept until `take`.
 
-    `count` tokens were received and `total` is the sum over them; `waiting` were not taken yet.
+    `count` tokens were received, and `total` is the sum of their log probabilities. `waiting`
+    tokens were not taken yet.
     """
 
     __slots__ = ("_blocks", "_decoder", "_offset", "count", "total", "waiting")
@@ -105,8 +106,7 @@ class LogprobLog:
         self._offset = 0
 
     def begin_at(self, offset: int) -> None:
-        """Lets the output begin after so many characters of the choice's text; nothing was taken
-        yet."""
+        """Sets the output's first character in the choice's text; called before any `take`."""
         self._offset = offset
 
     def extend(self, block: CandidateBlock) -> None:
@@ -118,7 +118,7 @@ class LogprobLog:
         self._blocks.append(block)
 
     def take(self, at_least: int | None = None) -> list[TokenLogprobs]:
-        """Removes all waiting tokens, or whole blocks until `at_least` tokens were taken."""
+        """Removes all waiting tokens, or whole blocks until `at_least` tokens are taken."""
         wanted = self.waiting if at_least is None else min(at_least, self.waiting)
         taken: list[TokenLogprobs] = []
         while len(taken) < wanted:

@@ -1,4 +1,4 @@
-"""What an answer has of its prompts: echoed text, and log probabilities of their tokens."""
+"""Prompt data in an answer: echoed text, and log probabilities of the prompt's tokens."""
 
 from codecs import getincrementaldecoder
 from collections.abc import Iterator
@@ -19,37 +19,37 @@ _CONTINUATION, _MASK = 0b1000_0000, 0b1100_0000  # of the bytes after the first 
 
 @dataclass(frozen=True, slots=True)
 class PromptWishes:
-    """What an answer shall have of one prompt."""
+    """The data of one prompt that an answer must contain."""
 
-    # Whether its choices begin with the prompt's text. `text` is None if the scheduler sends it.
+    # Whether the choices begin with the prompt's text. `text` is None if the scheduler sends it.
     echo: bool = False
     text: str | None = None
-    # Of each token: how many of the likeliest tokens `logprobs` has, and how many `prompt_logprobs`
-    # has. None for no such log probabilities.
+    # The number of likeliest tokens at each token, in `logprobs` and in `prompt_logprobs`. None
+    # for no such log probabilities.
     echoed_top: int | None = None
     top: int | None = None
-    # Whether it has the ids of the tokens.
+    # Whether the answer has the ids of the tokens.
     ids: bool = False
 
     @property
     def num_top(self) -> int | None:
-        """How many of the likeliest tokens the scheduler shall send; None for nothing."""
+        """How many of the likeliest tokens the scheduler must send; None for nothing."""
         wanted = [top for top in (self.echoed_top, self.top) if top is not None]
         return max(wanted, default=None)
 
     @property
     def needs_scheduler(self) -> bool:
-        """Whether anything of it comes from the scheduler."""
+        """Whether the scheduler must send any of this data."""
         return self.ids or self.num_top is not None or (self.echo and self.text is None)
 
 
 class PromptBudget:
-    """Bounds the log probabilities of all prompts of an answer, which may name each many times."""
+    """Bounds the log probabilities of all prompts of an answer, which may repeat each prompt."""
 
     __slots__ = ("_choices", "_left", "_most")
 
     def __init__(self, most: int, choices: int) -> None:
-        """`choices` is how many choices of the answer repeat those of a prompt."""
+        """`choices`: how many choices of the answer repeat the log probabilities of a prompt."""
         self._most = self._left = most
         self._choices = choices
 
@@ -66,7 +66,7 @@ class PromptBudget:
 
 
 class PromptReader(Protocol):
-    """Is told when what it waits for has arrived."""
+    """Waits for a PromptLog."""
 
     def prompt_arrived(self) -> None:
         """The PromptLog has everything."""
@@ -81,10 +81,10 @@ class ScoredToken(NamedTuple):
 
 
 class PromptLog:
-    """What the answer has of one prompt; its candidates share it.
+    """The data of one prompt for the answer; the prompt's candidates share it.
 
-    One candidate asks the scheduler for it. The others wait, because all choices begin with it.
-    The arrays stay packed: an object for each of half a million tokens would block the event loop.
+    One candidate asks the scheduler for the data. The others wait, because all choices begin with
+    it. The arrays stay packed: half a million objects, one per token, would block the event loop.
     """
 
     __slots__ = (
@@ -123,11 +123,11 @@ class PromptLog:
         return ids
 
     def tell(self, reader: PromptReader) -> None:
-        """Tells `reader` once it has arrived; it has not yet."""
+        """Calls `reader` when the data arrives, which has not happened yet."""
         self._readers.append(reader)
 
     def receive(self, message: pb.PromptOutput) -> None:
-        """Takes the scheduler's message; one that comes again is ignored.
+        """Stores the scheduler's message; a repeated one is ignored.
 
         RequestError if the answer would have too many log probabilities.
         """
@@ -153,7 +153,7 @@ class PromptLog:
         self._readers.clear()
 
     def scored(self, begin: int, end: int, top: int) -> list[ScoredToken]:
-        """The prompt tokens `begin` to `end` - 1, of which the first is 1 or more."""
+        """The prompt tokens `begin` to `end` - 1; `begin` is at least 1."""
         rows = slice(begin - 1, end - 1)
         ids, top_ids = self._tokens[begin:end], self._top_ids[rows, :top]
         pieces = iter(self._pieces(np.hstack((ids[:, None], top_ids)).ravel()))
@@ -196,7 +196,7 @@ class PromptLog:
             yield self._data[begin:end]
 
     def _num_characters(self) -> int:
-        """Characters of all tokens together: bytes that begin one."""
+        """The characters of all tokens together: the number of bytes that begin a character."""
         if not len(self._distinct):
             return 0
         data = np.frombuffer(self._data, np.uint8)
@@ -207,10 +207,10 @@ class PromptLog:
 
 
 class EchoedTokens:
-    """Reads the tokens of an echoed prompt, as LogprobLog does those of the output.
+    """Reads the tokens of an echoed prompt, as LogprobLog reads those of the output.
 
     A tokenizer may put characters before the text, such as the name of a special token or a space.
-    These `excess` characters are not part of the echoed text, so they take no room in offsets.
+    These `excess` characters are not part of the echoed text and do not count in offsets.
     """
 
     __slots__ = ("_at", "_decoder", "_excess", "_offset", "_prompt")

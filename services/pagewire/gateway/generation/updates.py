@@ -1,4 +1,4 @@
-"""How the reader of an HTTP request learns which of its generations have changed."""
+"""A queue of the generations of an HTTP request that have changed."""
 
 import asyncio
 from typing import Generic, Protocol, TypeVar
@@ -7,7 +7,7 @@ from pagewire.gateway.errors import ClientGoneError
 
 
 class Queueable(Protocol):
-    """What an UpdateQueue holds. `queued` is whether it is there now; the queue sets it."""
+    """An item of an UpdateQueue. The queue sets `queued`: whether the item is in it now."""
 
     queued: bool
 
@@ -30,7 +30,7 @@ class UpdateQueue(Generic[Item]):
         self._client_gone = False
 
     def put(self, generation: Item) -> None:
-        """Adds a generation; until the next `take` it is there once."""
+        """Adds a generation; until the next `take` the queue has it only once."""
         if not generation.queued:
             generation.queued = True
             self._changed.append(generation)
@@ -47,7 +47,7 @@ class UpdateQueue(Generic[Item]):
         return self._client_gone
 
     async def take(self) -> list[Item]:
-        """Waits until a generation has changed, and removes all that have, in order of `put`."""
+        """Waits for a changed generation, and removes all that have changed, in order of `put`."""
         if not self._changed and not self._client_gone:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter

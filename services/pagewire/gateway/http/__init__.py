@@ -1,5 +1,5 @@
-"""HTTP: the server's protocol, the routes, and what the gateway says of itself.
+"""HTTP: the server's protocol, the routes, and the gateway's own status.
 
-What a field of a request means belongs to `api`, how an answer is written to `answers`, and how a
-scheduler is reached to `routing`. A body becomes a Job or a call in `parsing`, which `app` runs.
+`app` calls `parsing`, which makes a Job or a call from a body. `api` interprets the fields of a
+request, `answers` writes answers, and `routing` reaches the schedulers.
 """

@@ -52,7 +52,7 @@ _PATTERNS = tuple((_pattern(endpoint), words) for endpoint, words in ABSENT.item
 
 
 def advice(path: str, served: Collection[str]) -> str | None:
-    """What to do instead of calling a path that no route has, whatever the method; None if unknown.
+    """What to do instead of calling a path without a route, for any method; None if unknown.
 
     `served` are the paths of routes: a client's base URL may lack `/v1`, or have it twice.
     """

@@ -68,9 +68,9 @@ GENERATING = (
     *scores.SCORE_PATHS,
     *scores.RERANK_PATHS,
 )
-# The paths that tell of other clients' requests or end workers: they need an operator's key.
+# The paths that show other clients' requests or end workers: they need an operator's key.
 OPERATOR_PATHS = frozenset({EVENTS_PATH, KILL_PATH})
-# The paths of other requests with a body. They are limited, and count as a request of their key.
+# The paths of other requests with a body. They are limited, and count as requests of their key.
 COUNTED = (tokenization.TOKENIZE_PATH, tokenization.DETOKENIZE_PATH, messages.COUNT_PATH)
 
 
@@ -199,7 +199,7 @@ class Gateway:
     async def _body(self, request: Request) -> bytes:
         if self.status.draining:
             refusal = ApiError.of(RequestError(Code.UNAVAILABLE, "the gateway is shutting down"))
-            # By the last header a proxy knows that another gateway may take the request.
+            # The last header shows a proxy that another gateway may serve the request.
             refusal.headers = {**RETRY_AFTER, "connection": "close", DRAINING_HEADER: "true"}
             raise refusal
         return await read_body(request, self.max_body_bytes)
@@ -274,7 +274,7 @@ def _add_routes(routes: Routes, gateway: Gateway) -> None:
 
 
 def _follow(state: dict[str, Any], generations: Sequence[Generation]) -> None:
-    """Notes a request's generations for its log line, and its span for them."""
+    """Stores a request's generations for its log line, and its span in the generations."""
     state[GENERATIONS] = generations
     if (span := state.get(TRACE)) is not None:
         for generation in generations:
@@ -282,7 +282,7 @@ def _follow(state: dict[str, Any], generations: Sequence[Generation]) -> None:
 
 
 def _add_page(routes: Routes, gateway: Gateway) -> frozenset[str]:
-    """Adds the page; the paths that need no key, as their answers are the same for everybody."""
+    """Adds the page. Returns paths that need no key: their answers are the same for all clients."""
     routes.get_unlisted(EVENTS_PATH, gateway.engine.events)
     routes.get_unlisted(PLAYGROUND_PATH, gateway.playground.state)
     routes.post_unlisted(KILL_PATH, gateway.playground.kill)

@@ -7,8 +7,8 @@ from starlette.requests import ClientDisconnect, Request
 from pagewire.errors import quoted
 from pagewire.gateway.errors import ApiError, ClientGoneError
 
-# So much of a body that is too large is read and dropped. A client that still writes would get a
-# connection reset and not the error.
+# This many bytes of a body that is too large are read and dropped. Otherwise a client that still
+# writes would get a connection reset instead of the error.
 _DISCARDED_BYTES = 64 << 20
 _BODY_SECONDS = 120.0
 
@@ -21,7 +21,7 @@ async def read_body(request: Request, limit: int) -> bytes:
     """
     _check_content_type(request)
     length = request.headers.get("content-length", "")
-    # The client has not begun to write the body yet: asking for it would say that it is welcome.
+    # The client waits before it writes the body, and reading would ask for the body.
     if "expect" in request.headers and length.isdigit() and int(length) > limit:
         raise _too_large(limit)
     body = bytearray()

@@ -8,7 +8,7 @@ from starlette.types import ASGIApp
 from pagewire.gateway import request_ids
 from pagewire.gateway.parsing.unknown_fields import IGNORED_HEADER
 
-# What the answer to a question about no header says.
+# The allowed headers in the answer to a preflight request that names no header.
 _ALLOWED = ["authorization", "content-type", request_ids.HEADER, "x-api-key"]
 _EXPOSED = [
     "retry-after",
@@ -34,6 +34,6 @@ def allow_origins(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
         expose_headers=_EXPOSED,
         max_age=600,
     )
-    # Clients have headers of their own, such as OpenAI's `x-stainless-os`.
+    # Clients send headers of their own, such as OpenAI's `x-stainless-os`.
     middleware.allow_all_headers = True
     return middleware

@@ -1,4 +1,4 @@
-"""What the open requests of each model use of the gateway's limits."""
+"""The share of the gateway's limits that the open requests of each model use."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ class _Use:
 class ModelShares:
     """With several models, each may use an equal share of the limits.
 
-    Requests for a model that is lost or overloaded stay open for long. So they leave room for those
-    of the other models.
+    Requests for a model that is lost or overloaded stay open for long. Equal shares leave room for
+    requests of the other models.
     """
 
     def __init__(self, max_open: int, max_bytes: int) -> None:
@@ -24,7 +24,7 @@ class ModelShares:
         self._uses: defaultdict[str, _Use] = defaultdict(_Use)
 
     def take(self, model: str, num_bytes: int, num_models: int) -> str | None:
-        """Counts a request with a body of so many bytes; if it is refused, returns the reason.
+        """Counts a request with a body of `num_bytes`; if it is refused, returns the reason.
 
         A model without open requests may always have one.
         """

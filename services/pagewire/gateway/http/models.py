@@ -11,9 +11,9 @@ _NAMESPACE = uuid.UUID("6f1bcb0c-0f55-4a3f-9d5e-7a55a2b6d8a1")
 
 
 def model_card(model: pb.Model) -> dict[str, Any]:
-    """One model. `root` is what was loaded; `parent` is null, as no model is an adapter.
+    """One model. `root` is the loaded model; `parent` is null, as no model is an adapter.
 
-    Without a chat template it only continues text.
+    Without a chat template, the model only continues text.
     """
     return {
         "id": model.id,
@@ -55,8 +55,8 @@ def model_list(models: list[pb.Model], anthropic: bool) -> dict[str, Any]:
 
 
 def _permission(model: pb.Model) -> dict[str, Any]:
-    """What old OpenAI clients read: generation is allowed, fine-tuning is not. The id follows from
-    the model, so that all gateways give the same answer."""
+    """Permissions for old OpenAI clients: generation is allowed, fine-tuning is not. The id depends
+    on the model only, so that all gateways return the same answer."""
     return {
         "id": f"modelperm-{uuid.uuid5(_NAMESPACE, model.id).hex}",
         "object": "model_permission",

@@ -1,6 +1,6 @@
-"""How routes are described: FastAPI writes the OpenAPI document, and this adds what it cannot see.
+"""The OpenAPI document: FastAPI writes it, and this module adds what FastAPI cannot see.
 
-Bodies are parsed in a bounded way and not by FastAPI, which therefore does not know their models.
+FastAPI does not have the models of bodies, because the gateway parses bodies itself, with bounds.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ _REFUSALS: Responses = {
         "description": "No scheduler can take the request; `retry-after` says when to try again."
     },
 }
-# FastAPI would add its own error for a wrong parameter where no other is named.
+# FastAPI would add its own error for a wrong parameter to a route without another error.
 _OTHERS: Responses = {"default": {"description": "Any other error."}}
 
 
@@ -59,7 +59,7 @@ def responses(has_body: bool, streams: bool) -> Responses:
 
 
 def request_body(model: type[BaseModel]) -> dict[str, Any]:
-    """What a route adds to its description for a body that is checked by `model`."""
+    """The part of a route's description for a body that `model` checks."""
     schema = {"$ref": _REF.format(model=model.__name__)}
     content = {"application/json": {"schema": schema}}
     return {"requestBody": {"required": True, "content": content}}

@@ -1,4 +1,4 @@
-"""The parser of a connection's requests, for a server that speaks HTTP/1.1 and nothing else."""
+"""The parser of a connection's requests, for a server that supports HTTP/1.1 only."""
 
 from array import array
 from collections.abc import Iterable
@@ -8,17 +8,17 @@ from httptools import HttpParserUpgrade, HttpRequestParser
 
 
 class _Requests(Protocol):
-    """What the parser needs of the protocol that it calls."""
+    """The part of the protocol that the parser needs."""
 
     url: bytes
     headers: list[tuple[bytes, bytes]]
 
 
 class RequestParser(HttpRequestParser):
-    """Reads a request that offers another protocol (`Upgrade: h2c`) as one that does not.
+    """Ignores a request's offer of another protocol (`Upgrade: h2c`).
 
     A server may ignore such an offer (RFC 9110, 7.8), and Java's HTTP client makes it with every
-    request to a server without TLS. httptools would take the body for data of the other protocol.
+    request to a server without TLS. httptools would treat the body as data of the other protocol.
     """
 
     def __init__(self, protocol: _Requests) -> None:
@@ -27,11 +27,11 @@ class RequestParser(HttpRequestParser):
 
     @property
     def offers_upgrade(self) -> bool:
-        """Whether the head that was just read will be read again, without its offer."""
+        """Whether the head just read will be read again, without its offer."""
         return self.should_upgrade() and self.get_method() != b"CONNECT"
 
     def feed_data(self, data: "bytes | bytearray | memoryview | array[int]") -> None:
-        """Parses the data; raises what httptools raises."""
+        """Parses the data, with the errors of httptools."""
         rest = memoryview(data)
         while rest:
             try:

@@ -26,9 +26,9 @@ _BYTES_ACKED = struct.Struct("120xQ")
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """Refuses a head that is too large (431) or not HTTP (400); closes on one that is too slow.
+    """Refuses a head that is too large (431) or not HTTP (400); closes if a head is too slow.
 
-    Resets the connection if an answer waits and the client takes no byte of it for some time.
+    Resets the connection if an answer waits and the client reads no byte for some time.
     """
 
     head_bytes = HEAD_BYTES
@@ -38,14 +38,14 @@ class HttpProtocol(HttpToolsProtocol):
     _acknowledged = 0  # bytes, when the unread timer was started
     _unread_timer: asyncio.TimerHandle | None = None
     _head_timer: asyncio.TimerHandle | None = None
-    _num_head_bytes = 0  # of the head that is not complete yet
+    _num_head_bytes = 0  # of the incomplete head
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.parser = RequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
-        # Body chunks of one read, joined before uvicorn gets them. There may be tens of thousands,
-        # and for each uvicorn would copy all that it has so far.
+        # Body chunks of one read, joined before uvicorn gets them. For each of possibly tens of
+        # thousands of chunks, uvicorn would copy the whole body so far.
         self._body_chunks: list[bytes] = []
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -64,19 +64,19 @@ class HttpProtocol(HttpToolsProtocol):
         timer = self._head_timer
         super().data_received(data)
         self._flush_body()
-        # A head that begins after another request in the same data is counted from the next read.
+        # If a head begins after another request in the same data, counting starts at the next read.
         if timer is not None and timer is self._head_timer and not self.transport.is_closing():
             self._num_head_bytes += len(data)
             if self._num_head_bytes > self.head_bytes:
                 self._refuse(_too_large(self.head_bytes))
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than the answer is written."""
+        """Called when the client reads more slowly than the answer is written."""
         super().pause_writing()
         self._start_unread_timer()
 
     def resume_writing(self) -> None:
-        """The client has read most of what was written."""
+        """Called when the client has read most of the written bytes."""
         self._stop_unread_timer()
         super().resume_writing()
 
@@ -114,7 +114,7 @@ class HttpProtocol(HttpToolsProtocol):
             super().on_body(b"".join(chunks))
 
     def send_400_response(self, msg: str) -> None:
-        """Refuses what the parser cannot read. It is also called after `_refuse` has closed."""
+        """Refuses data that the parser cannot read. Also called after `_refuse` has closed."""
         if not self.transport.is_closing():
             self._refuse(ApiError(400, "the request is not valid HTTP/1.1", code="invalid_http"))
 
@@ -142,8 +142,8 @@ class HttpProtocol(HttpToolsProtocol):
     def _bytes_acknowledged(self) -> int:
         """The bytes that the client's machine has acknowledged.
 
-        The transport's buffer does not show whether a slow client still reads: the kernel buffers
-        megabytes and asks for more only when a third of them is gone. TLS has its own buffers.
+        The transport's buffer does not show whether a slow client still reads. The kernel buffers
+        megabytes, and asks for more only when a third of them is sent. TLS has its own buffers.
         """
         with self.transport.get_extra_info("socket").dup() as connection:
             info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.size)

@@ -1,4 +1,4 @@
-"""One line in the log for each HTTP request: how it ended, its tokens and times, never its text."""
+"""One log line for each HTTP request: its outcome, tokens and times, never its text."""
 
 import logging
 from collections.abc import Sequence
@@ -13,20 +13,20 @@ from pagewire.lifecycle.logs import fields
 
 log = logging.getLogger(__name__)
 
-# Where the state of a request has its generations.
+# The key of the generations in the state of a request.
 GENERATIONS = "generations"
 
-# What probes and scrapers ask again and again: their requests are details.
+# Paths that probes and scrapers request repeatedly: their log lines are details.
 _POLLED = frozenset({"/health", "/healthz", "/readyz", "/ping", "/metrics", "/load"})
 
-_MAX_PATH = 120  # characters of a path that no route has
+_MAX_PATH = 120  # characters of a path without a route
 
 
 def log_request(scope: Scope, route: str, outcome: str, began: float, seconds: float) -> None:
     """Writes the line of a request that has ended.
 
-    `route` is "other" for a path that no route has. `outcome` is the status, or how the answer
-    ended before its end. `began` is its arrival, by time.perf_counter().
+    `route` is "other" for a path without a route. `outcome` is the status, or the reason why the
+    answer is not complete. `began` is the request's arrival, by time.perf_counter().
     """
     level = logging.DEBUG if scope["path"] in _POLLED else logging.INFO
     if not log.isEnabledFor(level):
@@ -72,5 +72,5 @@ def _generated(generations: Sequence[Generation], began: float) -> dict[str, Any
 
 
 def _shown(path: str) -> str:
-    """A path of a client's making, on one line and not too long."""
+    """A path chosen by a client, on one line and shortened."""
     return ascii(path[:_MAX_PATH])[1:-1]

@@ -10,7 +10,7 @@ from pagewire.gateway.request_ids import STATE
 if TYPE_CHECKING:
     from pagewire.tracing.otel import OpenSpan, Tracing
 
-# Where the state of a request has its span, if it is traced.
+# The key of the span in the state of a request, if it is traced.
 TRACE = "trace"
 
 

@@ -22,7 +22,7 @@ Handler = Callable[..., Awaitable[Response]]
 DOCS_PATH = "/docs"
 # Swagger UI as a Python package: a page that works without the internet.
 _ASSETS = ("swagger-ui-bundle.js", "swagger-ui.css", "favicon.png")
-# A browser that opens the page has no API key to send. These answers are the same for everybody.
+# A browser that opens the page has no API key to send. These answers are the same for all clients.
 DESCRIPTION_PATHS = frozenset(
     {openapi.PATH, DOCS_PATH, *(f"{DOCS_PATH}/{name}" for name in _ASSETS)}
 )
@@ -80,7 +80,7 @@ class Routes:
             self.get_unlisted(f"{DOCS_PATH}/{name}", partial(_answer_with, file))
 
     def allow_head(self) -> None:
-        """Lets HEAD work wherever GET does. A description made later would list both."""
+        """Allows HEAD on every route for GET. A description made later would list both."""
         for route in self._app.routes:
             if isinstance(route, APIRoute) and route.methods is not None:
                 route.methods |= {"HEAD"} if "GET" in route.methods else set()

@@ -1,4 +1,4 @@
-"""What the gateway says of itself and of the models behind it: health, load, metrics, version."""
+"""The status of the gateway and of its models: health, load, metrics, version."""
 
 import asyncio
 from importlib.metadata import version
@@ -75,5 +75,5 @@ class Status:
 
 
 def _is_anthropic(request: Request) -> bool:
-    """Whether the client is one of Anthropic's API, which shares the path with OpenAI's."""
+    """Whether the client uses Anthropic's API, which shares the path with OpenAI's."""
     return "anthropic-version" in request.headers

@@ -1,4 +1,4 @@
-"""Calls about text that generate nothing: over a scheduler, to an answer."""
+"""Calls about text that generate nothing: a scheduler's result becomes an answer."""
 
 from starlette.responses import Response
 from starlette.types import Receive

@@ -1,4 +1,4 @@
-"""Limits, counts and times the HTTP requests being answered."""
+"""Limits, counts and times the open HTTP requests."""
 
 import asyncio
 import math
@@ -29,13 +29,14 @@ _SHARE = "share"
 
 
 class Traffic:
-    """Sees every HTTP request begin and end.
+    """Tracks the begin and end of every HTTP request.
 
     Requests with a body, to the paths in `generating` and `others`, are limited: at most `max_open`
-    of them at once, with bodies of at most `max_bytes` together. Those that generate are timed.
-    While `retry_after` returns seconds, the schedulers refuse those, and so does the gateway. A
-    refusal needs only the head of a request: its body is not read. A body that is being read is
-    refused as soon as it exceeds `max_bytes`. Each of several models has an equal share of both.
+    at once, with bodies of at most `max_bytes` together. Requests to `generating` are timed. While
+    `retry_after` returns seconds, the schedulers refuse requests to `generating`, and so does the
+    gateway. It refuses them by the head, without reading the body. A body is refused while it is
+    read, as soon as it exceeds `max_bytes`. Each of several models has an equal share of both
+    limits.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Traffic:
                     state.setdefault("outcome", str(message["status"]))
                     name, value = answered_header(state)
                     answered = [*message.get("headers", ()), (name, value)]
-                    if is_messages_path(scope["path"]):  # Anthropic's clients read this name
+                    if is_messages_path(scope["path"]):  # the name for Anthropic's clients
                         answered.append((b"request-id", value))
                     message["headers"] = answered
                 await send(message)
@@ -133,8 +134,8 @@ class Traffic:
     def count_for_model(
         self, state: dict[str, Any], model: str, num_bytes: int, num_models: int
     ) -> None:
-        """Counts an open request for its model, once the body is parsed; RequestError if too many
-        are open for it. `state` is that of its scope."""
+        """Counts an open request for its model, after its body is parsed; RequestError if the model
+        has too many. `state` is the state of the request's scope."""
         reason = self._shares.take(model, num_bytes, num_models)
         if reason is not None:
             raise _too_many(reason, self._seconds_until_drained())
@@ -163,7 +164,7 @@ class Traffic:
         return _too_many(reason, self._seconds_until_drained())
 
     def _seconds_until_drained(self) -> float:
-        """When the requests being answered now will probably have ended."""
+        """Estimates when the requests that are open now will have ended."""
         return self._drain_rate.retry_after(self.num_generating, time.perf_counter())
 
     def _begin(self) -> None:
@@ -193,7 +194,7 @@ class Traffic:
 
 
 def too_many_waiting(seconds: float, model: str | None = None) -> RequestError:
-    """The refusal while schedulers, of one model or of all, refuse requests for so long."""
+    """The error while the schedulers, of one model or of all, refuse requests for `seconds`."""
     which = "requests" if model is None else f"requests for the model {model!r}"
     return _too_many(f"too many {which} are waiting already", seconds)
 

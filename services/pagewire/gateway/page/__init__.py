@@ -1,4 +1,4 @@
-"""The web page at `/`: its files in `assets/`, and what it shows of the engine.
+"""The web page at `/`: its files in `assets/`, and the engine's state that it shows.
 
-It calls the public API as any client does. How requests are answered is no matter of this room.
+The page calls the public API as any client does. This package does not answer API requests.
 """

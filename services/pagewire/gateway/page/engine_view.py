@@ -1,4 +1,4 @@
-"""The engine as the page shows it: this gateway, its schedulers, and their snapshots, as JSON."""
+"""The engine's state for the page, as JSON: this gateway, its schedulers and their snapshots."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ _DIGITS = bytes(48 + value % 10 for value in range(256))
 
 
 class EngineView:
-    """Asks the schedulers for snapshots while the page is watched."""
+    """Requests snapshots from the schedulers while the page has viewers."""
 
     def __init__(self, schedulers: Schedulers, metrics: GatewayMetrics) -> None:
         self._schedulers = schedulers
@@ -169,7 +169,7 @@ def _state(link: Link) -> str:
 
 
 def _sum_and_count(histogram: Histogram) -> tuple[float, int]:
-    """Of all that was observed since the start: seconds, and how often."""
+    """The sum in seconds and the number of all observations since the start."""
     samples: Iterable[Any] = (s for metric in histogram.collect() for s in metric.samples)
     values: Counter[str] = Counter()
     for sample in samples:  # of each model

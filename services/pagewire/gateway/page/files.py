@@ -29,13 +29,13 @@ _HEADERS = {
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
-    # Asked for again each time: a new version of the gateway may have other files.
+    # Browsers ask again each time: a new version of the gateway may have other files.
     "cache-control": "no-cache",
 }
 
 
 class PageFile:
-    """One file, with the tag by which a browser knows that it has it already."""
+    """One file, with a tag that shows a browser whether its copy is current."""
 
     def __init__(self, name: str, content: bytes) -> None:
         tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
@@ -47,7 +47,7 @@ class PageFile:
         }
 
     async def answer(self, request: Request) -> Response:
-        """The file, or 304 to a browser that has it."""
+        """The file, or 304 if the browser has it."""
         if request.headers.get("if-none-match") == self._headers["etag"]:
             return Response(status_code=304, headers=self._headers)
         return Response(self._content, headers=self._headers)

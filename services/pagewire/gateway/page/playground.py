@@ -1,4 +1,4 @@
-"""The playground: the page ends a worker of `pagewire run --playground`, to see what that costs."""
+"""The playground: the page ends a worker of `pagewire run --playground` and shows the effect."""
 
 import asyncio
 import json
@@ -19,30 +19,30 @@ _MEANINGS = {"worker": "a worker's address", "model": "a model's name"}
 
 
 class Playground:
-    """Passes the wish to end a worker on to the supervisor, if there is one that allows it."""
+    """Forwards requests to end a worker to the supervisor, if a supervisor allows it."""
 
     def __init__(
         self, socket: str | None, busiest_worker: Callable[[str | None], Awaitable[str | None]]
     ) -> None:
-        """`socket` is the supervisor's; `busiest_worker` returns the address of a model's worker,
-        without a model of any."""
+        """`socket` is the supervisor's. `busiest_worker` returns the address of a worker, of a
+        given model or of any."""
         self._socket = socket
         self._busiest_worker = busiest_worker
 
     async def state(self, request: Request) -> Response:
-        """Whether workers can be ended here."""
+        """Whether this gateway can end workers."""
         return JSONResponse({"playground": self._socket is not None})
 
     async def kill(self, request: Request) -> Response:
-        """Ends the worker of the body's `worker`, an address, or else the busiest one, of the
-        body's `model` if it has one."""
+        """Ends the worker with the address `worker` in the body; without an address, the busiest
+        worker, of the body's `model` if it has one."""
         if self._socket is None:
             raise ApiError(
                 403,
                 "this server has no playground; start it with `pagewire run --playground`",
                 code="no_playground",
             )
-        # Other pages cannot send this type without the permission that --cors-origins gives.
+        # Pages of other origins can send this type only if --cors-origins allows it.
         if request.headers.get("content-type") != "application/json":
             raise ApiError(415, "the content-type must be application/json")
         given = _texts_in(await _small_body(request))
@@ -55,7 +55,7 @@ class Playground:
         return JSONResponse({"killed": killed})
 
     async def _ask(self, address: str) -> str | None:
-        """The name of the worker that the supervisor has ended; None if there is none there."""
+        """The name of the worker that the supervisor has ended; None without one at the address."""
         assert self._socket is not None
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
@@ -81,7 +81,7 @@ async def _small_body(request: Request) -> bytes:
 
 
 def _texts_in(body: bytes) -> dict[str, str]:
-    """The `worker` and the `model` that a body names, each if it does."""
+    """The `worker` and the `model` of a body, each if present."""
     try:
         given: Any = json.loads(body or b"{}")
     except ValueError:

@@ -36,7 +36,7 @@ class Viewers:
         self.count = 0
 
     def response(self) -> Response:
-        """The stream of one more viewer; ApiError if there are too many, or after `close`."""
+        """The stream for a new viewer; ApiError if there are too many, or after `close`."""
         if self._closed:
             raise ApiError(503, "the gateway is shutting down", headers={"connection": "close"})
         if self.count >= self._most:
@@ -48,7 +48,7 @@ class Viewers:
         return _ViewerStream(self)
 
     async def close(self) -> None:
-        """Ends all streams, and refuses to begin others."""
+        """Ends all streams, and refuses new ones."""
         self._closed = True
         async with self._changed:
             self._changed.notify_all()

@@ -1,7 +1,7 @@
 """Reads the tool calls of a format, each kind by its own grammar.
 
-A call counts once its name and the beginning of its arguments were read. Before that the text may
-still turn out to be something else: MalformedError, and the reader has kept all of it.
+A call counts after its name and the beginning of its arguments were read. Before that, the text may
+turn out not to be a call: MalformedError, and the reader has kept the whole text.
 """
 
 import re
@@ -34,7 +34,7 @@ _STRING = frozenset({"string"})
 
 
 class CallReader:
-    """Reads the calls of one output. With `known_only` names of other tools are no calls."""
+    """Reads the calls of one output. With `known_only`, names of other tools are not calls."""
 
     def __init__(self, reader: Reader, sink: Sink, spec: ToolFormat, tools: ToolTypes) -> None:
         self._reader = reader
@@ -44,9 +44,9 @@ class CallReader:
         self._known_only = False
 
     def section(self, tag: str | None) -> Reading[None]:
-        """Reads the calls behind a tag; without one, at the beginning of the output.
+        """Reads the calls after a tag; without a tag, at the beginning of the output.
 
-        MalformedError where no call follows, or where the last one breaks off.
+        MalformedError where no call follows, or where the last call is cut off.
         """
         reader, spec = self._reader, self._spec
         in_call = spec.tagged is not None and tag == spec.tagged.begin
@@ -96,7 +96,7 @@ class CallReader:
                 return
 
     def _json_call(self, spec: JsonCalls) -> Reading[None]:
-        """Reads one object. Arguments that come before the name wait for it."""
+        """Reads one object. Arguments before the name are kept until the name arrives."""
         reader, sink = self._reader, self._sink
         name, begun = "", False
         waiting: list[str] | None = None
@@ -134,7 +134,7 @@ class CallReader:
     def _json_key(self) -> Reading[str | None]:
         """Reads up to the value of the next key of an object; None at the object's end.
 
-        A comma before the first key or a missing one is not worth an error.
+        A comma before the first key is no error, and neither is a missing comma.
         """
         reader = self._reader
         yield from reader.spaces()

@@ -1,8 +1,8 @@
 """Reads outputs that are messages in channels: OpenAI's harmony format, as gpt-oss writes it.
 
-An output is `header <|message|> body end`, and so on. A header names a channel, and for a call the
-tool: `<|channel|>commentary to=functions.NAME <|constrain|>json`. All but the first one begin with
-`<|start|>assistant`, which is the end of the prompt.
+An output is `header <|message|> body end`, repeated. A header names a channel, and for a call the
+tool: `<|channel|>commentary to=functions.NAME <|constrain|>json`. Every header except the first
+begins with `<|start|>assistant`; for the first one, this is the end of the prompt.
 """
 
 import re
@@ -18,7 +18,7 @@ from pagewire.gateway.parsers.sink import Sink
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 _ENDS = ("<|end|>", "<|return|>", "<|call|>")
 _HEADER_TAGS = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, *_ENDS)
-# What a header begins with; the recipient only after the prompt.
+# Beginnings of a header; the recipient only directly after the prompt.
 _BEGINS = (_START, _CHANNEL)
 _RECIPIENT_BEGINS = " to="
 _MAX_HEADER = 1024
@@ -34,9 +34,9 @@ Kind = Callable[[str], Event]
 class ChannelReader:
     """Reads one output. The channel `analysis` is reasoning; all other text is content.
 
-    Messages of one kind that follow each other are set apart by an empty line. Tags and headers are
-    no text. Calls are read if there are `tools`; with `forced`, the final message may begin with
-    calls in another format, too.
+    An empty line separates consecutive messages of one kind. Tags and headers are not text. Calls
+    are read if there are `tools`; with `forced`, the final message may also begin with calls in
+    another format.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ChannelReader:
         self._sink = sink
         self._tools = tools
         self._forced = forced
-        self._written: set[Kind] = set()  # the kinds of which there is text
+        self._written: set[Kind] = set()  # the kinds that have text
         self.reasoning_state: Literal["none", "open", "ended"] = "none"
         self.ends = 0  # tags `<|end|>` so far
         self.reasoning_ends = 0  # those up to the end of the reasoning
@@ -68,7 +68,7 @@ class ChannelReader:
                 yield from self._text(Content)
                 continue
             header = yield from self._header(tag)
-            if header is None:  # what was read is text
+            if header is None:  # the characters just read are text
                 self._write(reader.kept(), Content, first=True)
                 yield from self._text(Content, first=False)
                 continue
@@ -76,7 +76,7 @@ class ChannelReader:
             yield from self._body(header)
 
     def _header(self, begin: str) -> Reading[str | None]:
-        """The header that begins with a tag; empty if the output ends in it, None if it is none."""
+        """The header that begins with a tag; empty if the output ends in it, None if not one."""
         reader, pieces = self._reader, [begin]
         while (yield from reader.more()):
             read = reader.run(_TEXT)
@@ -110,7 +110,7 @@ class ChannelReader:
         yield from self._text(Content)
 
     def _tool(self, recipient: str) -> str | None:
-        """The tool that a message is for; None if it is for no tool of the request."""
+        """The tool that a message calls; None if it is no tool of the request."""
         if self._tools is None:
             return None
         if recipient.startswith(_FUNCTIONS):
@@ -118,7 +118,7 @@ class ChannelReader:
         return recipient if recipient in self._tools else None
 
     def _call(self, name: str) -> Reading[None]:
-        """Reads the arguments of a call; what else the message has is content."""
+        """Reads the arguments of a call; the rest of the message is content."""
         reader, sink = self._reader, self._sink
         reader.keep()
         yield from reader.spaces()
@@ -135,7 +135,7 @@ class ChannelReader:
         else:
             try:
                 yield from read_nested(reader, sink.arguments)
-            except MalformedError:  # the output ends in it
+            except MalformedError:  # the output ends in the arguments
                 return
         sink.end()
 
@@ -179,7 +179,7 @@ class ChannelReader:
             self.reasoning_state, self.reasoning_ends = "ended", self.ends
 
     def _at_header(self) -> Reading[bool]:
-        """Whether a header comes next, which stays unread."""
+        """Whether a header follows; it stays unread."""
         while True:
             text, at = self._reader.view()
             left = text[at:]

@@ -1,4 +1,4 @@
-"""What an output parser finds in a model's text."""
+"""The events that an output parser finds in a model's text."""
 
 from dataclasses import dataclass
 
@@ -35,7 +35,7 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnd:
-    """A call is complete. A call that the output's end cuts off has no such event."""
+    """A call is complete. A call that the output's end cuts off has no CallEnd."""
 
     index: int
 

@@ -26,7 +26,7 @@ def escaped(text: str) -> str:
 
 
 class StringValue:
-    """The value of a string literal: joins the two halves of a character, and gives text to `put`.
+    """The value of a string literal: joins the two halves of a character, and passes text to `put`.
 
     Literals may have a character outside the basic plane as two \\u escapes. A half alone becomes
     U+FFFD, because UTF-8 cannot express it.
@@ -55,10 +55,10 @@ class StringValue:
 
 
 def read_nested(reader: Reader, put: Put) -> Reading[None]:
-    """Reads an object or array up to its last bracket, and gives its text in pieces to `put`.
+    """Reads an object or array up to its last bracket, and passes its text in pieces to `put`.
 
-    Only brackets and strings are looked at, so what a model writes passes as it is. MalformedError
-    if the text ends before.
+    It checks only brackets and strings, so the model's text stays unchanged. MalformedError if the
+    text ends before the last bracket.
     """
     depth, in_string, after_backslash = 0, False, False
     while (yield from reader.more()):
@@ -90,9 +90,9 @@ def read_nested(reader: Reader, put: Put) -> Reading[None]:
 
 
 def read_string(reader: Reader, put: Put) -> Reading[None]:
-    """Reads a JSON string, and gives its value in pieces to `put`.
+    """Reads a JSON string, and passes its value in pieces to `put`.
 
-    MalformedError if the text ends before. A backslash that begins no escape stays as it is.
+    MalformedError if the text ends inside. A backslash that begins no escape stays as it is.
     """
     yield from expect(reader, '"')
     value = StringValue(put)
@@ -127,7 +127,7 @@ def read_word(reader: Reader) -> Reading[str]:
 
 
 def expect(reader: Reader, mark: str) -> Reading[None]:
-    """Reads a character; MalformedError if another one comes."""
+    """Reads this character; MalformedError for another one."""
     if (yield from reader.peek()) != mark:
         raise MalformedError
     reader.take(1)

@@ -1,4 +1,4 @@
-"""How the text of an answer is read: names of formats, and what the request says of them."""
+"""How to read the text of an answer: names of formats, and the request's options for them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from pagewire.output_formats import REASONING_FORMATS, TOOL_FORMATS
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """What an OutputParser is made from. Without a name there is no such part in the output.
+    """The input of an OutputParser. Without a format's name, the output has no such part.
 
     `in_reasoning`: the prompt ends within the reasoning. `types` has the tools of the request, each
     with the JSON types of its arguments. Calls beyond `max_calls` are left out.
@@ -46,7 +46,7 @@ class OutputFormat:
         return bool(self.tools) and TOOL_FORMATS[self.tools].short_ids
 
     def reasoning_tokens(self, parser: OutputParser, tokens: Sequence[int]) -> int | None:
-        """How many tokens of an output are reasoning, with its tags; None if that is not known.
+        """The number of reasoning tokens of an output, with the tags; None if it is not known.
 
         `parser` has read the text of `tokens`.
         """

@@ -14,10 +14,10 @@ from pagewire.output_formats import ReasoningFormat, ToolFormat
 
 
 class OutputParser:
-    """Finds reasoning and tool calls in the text of one output, given in any pieces.
+    """Finds reasoning and tool calls in the text of one output, which arrives in any pieces.
 
-    What belongs to neither is content: a tag in prose, a call that is none. White space next to a
-    tag belongs to the format. All other text is in some event, and cost is linear in its length.
+    All other text is content, such as a tag in prose or a malformed call. White space next to a tag
+    belongs to the format. All other text is in some event. Cost is linear in the text's length.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class OutputParser:
         self._tools = tools
         self._calls = CallReader(self._reader, self._sink, tools, types or {}) if tools else None
         self._reading = self._read()
-        self._plain = False  # all that comes is content
+        self._plain = False  # all further text is content
         self._state: Literal["none", "open", "ended"] = "none"
         self._channels: ChannelReader | None = None
         if reasoning is not None and reasoning.channels:
@@ -49,12 +49,12 @@ class OutputParser:
 
     @property
     def reasoning_state(self) -> Literal["none", "open", "ended"]:
-        """Whether there is reasoning in what was read, and whether it has ended."""
+        """Whether the text so far has reasoning, and whether the reasoning has ended."""
         return self._state if self._channels is None else self._channels.reasoning_state
 
     @property
     def reasoning_ends(self) -> int:
-        """How many tags that end reasoning have come up to its end."""
+        """The number of tags that end reasoning, up to the end of the reasoning."""
         return 1 if self._channels is None else self._channels.reasoning_ends
 
     def feed(self, text: str) -> list[Event]:
@@ -86,7 +86,7 @@ class OutputParser:
         self._sink.release()
 
     def _read_reasoning(self, spec: ReasoningFormat) -> Reading[None]:
-        """Reads the reasoning at the output's beginning, if there is some."""
+        """Reads the reasoning at the output's beginning, if any."""
         reader, sink = self._reader, self._sink
         space = yield from reader.spaces()
         if (yield from reader.match(spec.begins)) is not None:
@@ -109,7 +109,7 @@ class OutputParser:
         sink.release(Reasoning)
 
     def _read_plain(self) -> Reading[None]:
-        """Reads content without tool calls: a single wait, then all text is passed through."""
+        """Reads content without tool calls: waits once, then passes all text through."""
         if (yield from self._reader.more()):
             text, at = self._reader.view()
             self._sink.text(self._reader.take(len(text) - at))
@@ -140,7 +140,7 @@ class OutputParser:
                 yield from self._read_section(calls, tag)
 
     def _read_section(self, calls: CallReader, tag: str | None) -> Reading[None]:
-        """Reads calls behind a tag; what turns out to be no call is content."""
+        """Reads calls after a tag; text that turns out not to be a call is content."""
         reader, sink = self._reader, self._sink
         if tag is None:
             reader.keep()
@@ -152,7 +152,7 @@ class OutputParser:
                 sink.end()
             if not sink.in_call:
                 sink.text(reader.kept())
-            # What the end cuts off within a call is part of its syntax, as tags are.
+            # The rest of a call that the end cuts off is syntax, as tags are.
             reader.forget()
         else:
             reader.forget()

@@ -32,9 +32,9 @@ _DIGITS = {"x": 2, "u": 4, "U": 8}
 
 
 def read_value(reader: Reader, put: Put, depth: int = 0) -> Reading[None]:
-    """Reads a literal, and gives its JSON in pieces to `put`; MalformedError where it is none.
+    """Reads a literal, and passes its JSON in pieces to `put`; MalformedError for anything else.
 
-    Names and expressions become strings: what the model wrote is not lost.
+    Names and expressions become strings, so that the model's text is not lost.
     """
     yield from reader.spaces()
     mark = yield from reader.peek()
@@ -132,7 +132,7 @@ def _constant(word: str) -> str:
 
 
 def _string(reader: Reader, put: Put) -> Reading[None]:
-    """Reads a string, and gives its value in pieces to `put`."""
+    """Reads a string, and passes its value in pieces to `put`."""
     value = StringValue(put)
     quote = yield from reader.match(_QUOTES)
     assert quote is not None

@@ -1,7 +1,7 @@
-"""Text that arrives in pieces, read by generators that yield where they need more of it.
+"""Text that arrives in pieces, read by generators that yield when they need more text.
 
-A decision depends on the text alone, never on where it was split: a generator that cannot decide
-yet yields, and goes on when `feed` or `end` was called.
+A decision depends on the text alone, never on where it was split. A generator that cannot decide
+yet yields, and continues after the next call of `feed` or `end`.
 """
 
 import re
@@ -17,10 +17,10 @@ _SPACES = re.compile(f"[{SPACE}]+")
 
 
 class Reader:
-    """The text that was not read yet, and on demand what was read since `keep`.
+    """The text that was not read yet, and on demand the text read since `keep`.
 
-    What is read leaves the buffer, and what stays there is shorter than a tag. So the cost of a
-    text is linear in its length, however it is split.
+    Text that was read leaves the buffer, and the rest is shorter than a tag. So the cost of a text
+    is linear in its length, for any split into pieces.
     """
 
     __slots__ = ("_at", "_ended", "_kept", "_text")
@@ -38,23 +38,23 @@ class Reader:
 
     @property
     def ended(self) -> bool:
-        """Whether no more text comes."""
+        """Whether the text has ended."""
         return self._ended
 
     def end(self) -> None:
-        """No more text comes."""
+        """Marks the end of the text."""
         self._ended = True
 
     def keep(self) -> None:
-        """From now on keeps what is read."""
+        """Starts to keep the text that is read."""
         self._kept = []
 
     def forget(self) -> None:
-        """Drops what was kept, and keeps no more."""
+        """Drops the kept text, and stops keeping."""
         self._kept = None
 
     def kept(self) -> str:
-        """What was read since `keep`; keeps no more."""
+        """Returns the text read since `keep`, and stops keeping."""
         kept = "".join(self._kept or ())
         self._kept = None
         return kept
@@ -84,7 +84,7 @@ class Reader:
         return piece
 
     def run(self, pattern: re.Pattern[str]) -> str:
-        """Reads what matches in the buffer now; more text may go on with it."""
+        """Reads the match in the buffer now; more text may extend it."""
         found = pattern.match(self._text, self._at)
         return self.take(found.end() - self._at) if found is not None else ""
 
@@ -103,7 +103,7 @@ class Reader:
         return self.whole_run(_SPACES)
 
     def match(self, tags: Iterable[str]) -> Reading[str | None]:
-        """Reads the longest of the tags that comes next; None if none does."""
+        """Reads the longest tag that follows; None if no tag follows."""
         while True:
             text, at = self._text, self._at
             best = max((tag for tag in tags if text.startswith(tag, at)), key=len, default="")
@@ -112,7 +112,7 @@ class Reader:
             yield
 
     def _may_grow(self, tags: Iterable[str], found: int) -> bool:
-        """Whether with more text a tag longer than `found` might match."""
+        """Whether a tag longer than `found` might match after more text."""
         left = len(self._text) - self._at
         return any(
             len(tag) > left and len(tag) > found and tag.startswith(self._text[self._at :])

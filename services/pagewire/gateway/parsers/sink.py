@@ -1,4 +1,4 @@
-"""Where parsers put what they find."""
+"""Collects the events that parsers find."""
 
 from collections.abc import Callable
 
@@ -27,7 +27,7 @@ class Sink:
         self._pieces: list[str] = []
         self._held: list[str] = []
         self._max_calls = max_calls
-        self.calls = 0  # that have begun, those beyond the limit included
+        self.calls = 0  # that have begun, including calls beyond the limit
         self.in_call = False
 
     def take(self) -> list[Event]:
@@ -46,13 +46,13 @@ class Sink:
             self._held.append(text[len(stripped) :])
 
     def release(self, kind: Callable[[str], Event] = Content) -> None:
-        """The white space that is held back is text."""
+        """Adds the held back white space as text."""
         if self._held:
             self._put(kind, "".join(self._held))
             self._held.clear()
 
     def drop_space(self) -> None:
-        """The white space that is held back belongs to a tag."""
+        """Drops the held back white space, because it belongs to a tag."""
         self._held.clear()
 
     def begin(self, name: str) -> None:

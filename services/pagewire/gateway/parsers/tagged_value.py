@@ -18,7 +18,7 @@ _TYPES: dict[type, frozenset[str]] = {
 
 
 def read_text_value(reader: Reader, spec: TaggedCalls, put: Put) -> Reading[None]:
-    """Reads a string up to its closing tag, and gives its JSON in pieces to `put`."""
+    """Reads a string up to its closing tag, and passes its JSON in pieces to `put`."""
     put('"')
     yield from _read(reader, spec, lambda text: put(escaped(text)))
     put('"')
@@ -27,7 +27,7 @@ def read_text_value(reader: Reader, spec: TaggedCalls, put: Put) -> Reading[None
 def read_json_value(
     reader: Reader, spec: TaggedCalls, types: frozenset[str], put: Put
 ) -> Reading[None]:
-    """Reads a value of one of `types` up to its closing tag, and gives its JSON to `put`."""
+    """Reads a value of one of `types` up to its closing tag, and passes its JSON to `put`."""
     pieces: list[str] = []
     yield from _read(reader, spec, pieces.append)
     put(json_of("".join(pieces), types))
@@ -50,7 +50,8 @@ def json_of(text: str, types: frozenset[str]) -> str:
 
 
 def _read(reader: Reader, spec: TaggedCalls, put: Put) -> Reading[None]:
-    """Reads up to the closing tag. With `spec.newlines` one at each end belongs to the tags."""
+    """Reads up to the closing tag. With `spec.newlines`, one newline at each end belongs to the
+    tags."""
     newline = ""  # held back: the tag may follow
     if spec.newlines and (yield from reader.peek()) == "\n":
         reader.take(1)
@@ -67,5 +68,5 @@ def _read(reader: Reader, spec: TaggedCalls, put: Put) -> Reading[None]:
 
 
 def _refuse(constant: str) -> NoReturn:
-    """NaN and infinity are no JSON."""
+    """NaN and infinity are not JSON."""
     raise ValueError(constant)

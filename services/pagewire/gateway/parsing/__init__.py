@@ -1,4 +1,4 @@
-"""From bodies to jobs: on the event loop where they are small, otherwise in helper processes.
+"""From bodies to jobs: small bodies on the event loop, others in helper processes.
 
-What a body may contain belongs to `api`.
+`api` defines what a body may contain.
 """

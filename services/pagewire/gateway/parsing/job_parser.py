@@ -46,7 +46,7 @@ _BYTES_A_BODY_BYTE = 96
 
 @dataclass(frozen=True, slots=True)
 class HelperSetup:
-    """What a helper process gets when it starts."""
+    """The arguments of a helper process at its start."""
 
     limits: BodyLimits
     max_body_bytes: int
@@ -113,7 +113,7 @@ class JobParser:
 
 
 def load_helper(setup: HelperSetup) -> Callable[[bytes], bytes]:
-    """The function of a helper process, from a packed task to its result. Limits its memory."""
+    """The function of a helper process, from a packed task to its result. Limits the memory."""
     max_bytes = _BASE_BYTES + _BYTES_A_BODY_BYTE * setup.max_body_bytes
     resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
     parser = JobParser(setup.limits, setup.strict_fields)
@@ -133,7 +133,7 @@ def load_helper(setup: HelperSetup) -> Callable[[bytes], bytes]:
 
 
 def pack_task(kind: Task, *arguments: Any) -> bytes:
-    """A task of a helper: the arguments of `JobParser.parse`, of `JobParser.text_call`, or a
+    """A task for a helper: the arguments of `JobParser.parse` or `JobParser.text_call`, or a
     TextCall and the arguments of its `body`."""
     return pickle.dumps((kind, arguments), pickle.HIGHEST_PROTOCOL)
 
@@ -146,7 +146,7 @@ def unpack_call(data: bytes) -> TextCall:
 
 
 def unpack_job(data: bytes) -> Job:
-    """A helper's job. The prompts stay serialized, so their size costs no time."""
+    """A helper's job. The prompts stay serialized, so their size does not matter."""
     job, requests = pickle.loads(data)
     assert isinstance(job, Job)
     return replace(job, requests=[pb.GenerateRequest.FromString(each) for each in requests])
@@ -158,7 +158,7 @@ def _pack_job(job: Job) -> bytes:
 
 
 def _check_nodes(body: bytes, max_nodes: int, remedy: str) -> None:
-    """Refuses a body with too many JSON values before memory is taken for them."""
+    """Refuses a body with too many JSON values before they use memory."""
     if node_bound(body) <= max_nodes:
         return
     nodes = node_bound(_STRING.sub(b"", body))
@@ -170,5 +170,5 @@ def _check_nodes(body: bytes, max_nodes: int, remedy: str) -> None:
 
 
 def node_bound(body: bytes) -> int:
-    """An upper bound on the JSON values of a body: each but the first follows one of these."""
+    """An upper bound on the JSON values of a body: all but the first follow a counted character."""
     return sum(map(body.count, (b",", b"[", b"{"))) + 1

@@ -1,4 +1,4 @@
-"""Where bodies are parsed: small ones on the event loop, others in helper processes."""
+"""Parses bodies: small ones on the event loop, others in helper processes."""
 
 from dataclasses import replace
 
@@ -80,7 +80,7 @@ class ParserPool:
     async def text_body(
         self, call: TextCall, response: bytes, max_model_len: int, receive: Receive
     ) -> bytes:
-        """The JSON of the response to a call; ClientGoneError as `parse`."""
+        """The JSON of the response to a call; ClientGoneError as in `parse`."""
         if len(response) <= INLINE_BYTES:
             return call.body(response, max_model_len)
         # The helper needs no prompt to write an answer.

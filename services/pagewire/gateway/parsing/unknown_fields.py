@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pagewire.errors import invalid, quoted
 from pagewire.gateway.api.fields import Strict
 
-# Of the answer; it names the fields that were ignored.
+# The header of an answer that names the ignored fields.
 IGNORED_HEADER = "x-pagewire-ignored"
 # A head of some kilobytes may be too large for clients and proxies.
 _MAX_NAMES = 16
@@ -22,8 +22,8 @@ def check_extras(request: Strict, refuse_unknown: bool) -> tuple[str, ...]:
     """Checks the extra fields of a request and of all objects in it; returns the ignored ones.
 
     RequestError for a field with an effect that is not implemented, and for an unknown field if
-    `refuse_unknown`. The returned names are safe in a header, and at most a kilobyte together:
-    `messages[].mood` stands for the field in any of the messages.
+    `refuse_unknown`. The returned names are safe in a header, and have at most a kilobyte in total:
+    `messages[].mood` stands for the field in any message.
     """
     ignored: dict[str, None] = {}
     for path, general, model in _objects(request, "", ""):

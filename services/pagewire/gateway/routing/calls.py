@@ -1,4 +1,4 @@
-"""Calls of schedulers that generate nothing: any scheduler of the model gives the same answer."""
+"""Calls that generate nothing: any scheduler of the model returns the same answer."""
 
 import asyncio
 from collections.abc import Mapping
@@ -7,14 +7,14 @@ from pagewire.errors import Code, RequestError
 from pagewire.gateway.routing.link import Link
 from pagewire.gateway.routing.selection import least_loaded
 
-# The call may be what ends a scheduler.
+# Bounded, because the call itself may end a scheduler.
 MAX_ATTEMPTS = 3
-# A link may still count as connected when its call has failed.
+# Seconds. A link may still count as connected after its call has failed.
 _BACK_OFF = 0.1
 
 
 class Calls:
-    """Sends calls to ready schedulers, and again to another if one is lost meanwhile."""
+    """Sends calls to ready schedulers; if a scheduler is lost meanwhile, again to another one."""
 
     def __init__(self, links: Mapping[str, Link], max_seconds: float) -> None:
         """A call waits for a ready scheduler for at most `max_seconds`."""
@@ -23,11 +23,11 @@ class Calls:
         self._changed = asyncio.Event()
 
     def link_changed(self) -> None:
-        """Calls that wait may find a scheduler now."""
+        """Wakes waiting calls, which may find a scheduler now."""
         self._changed.set()
 
     async def call(self, method: str, model: str, request: bytes) -> bytes:
-        """The serialized response of a method; RequestError if no scheduler gives one."""
+        """The serialized response of a method; RequestError if no scheduler returns one."""
         waits_until = asyncio.get_running_loop().time() + self._max_seconds
         for attempt in range(1, MAX_ATTEMPTS + 1):
             link = await self._link(model, waits_until)

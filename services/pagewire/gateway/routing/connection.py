@@ -24,18 +24,18 @@ FIRST_BACK_OFF = 0.1  # seconds, doubled by each failure
 LAST_BACK_OFF = 0.5
 _SERVICE = "/pagewire.v1.Inference/"
 
-# Makes a message at the moment when it is sent, as requests may be large; None sends nothing.
+# Makes a message when it is sent, as requests may be large; None sends nothing.
 MakeMessage = Callable[[], pb.MultiplexRequest | None]
 
 
 class MessageHandler(Protocol):
-    """What handles the messages of a connection."""
+    """Handles the messages of a connection."""
 
     def received(self, response: pb.MultiplexResponse) -> None:
         """Handles a message. An exception ends the stream."""
 
     def stream_ended(self, reason: str) -> bool:
-        """The stream is over. Returns whether the scheduler had ever answered on it."""
+        """Called when a stream has ended. Returns whether the scheduler had answered on it."""
         ...
 
 
@@ -67,12 +67,12 @@ class Connection:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def send(self, make_message: MakeMessage) -> None:
-        """Queues a message for the present stream; it is dropped if the stream ends before."""
+        """Queues a message for the present stream; it is dropped if the stream ends first."""
         self._outbox.append(make_message)
         self._outbox_filled.set()
 
     async def call(self, method: str, request: bytes) -> bytes:
-        """Calls a unary method of the scheduler, with messages that are serialized.
+        """Calls a unary method of the scheduler, with serialized messages.
 
         RequestError; UNAVAILABLE if there is no connection, or if it ends before the answer.
         """
@@ -90,9 +90,9 @@ class Connection:
             raise RequestError(Code.UNAVAILABLE, f"scheduler {self._target} was lost") from None
 
     def check_read(self, num_read: int) -> None:
-        """Compares what the scheduler has read with what was sent; called with each load report.
+        """Compares the messages read by the scheduler with those sent; called at each load report.
 
-        StreamError if it has stopped reading. Heartbeats from it do not show that.
+        StreamError if the scheduler has stopped reading, which its heartbeats do not show.
         """
         now = asyncio.get_running_loop().time()
         if now - self._unread_checked_at < 0.9 * HEARTBEAT_SECONDS:

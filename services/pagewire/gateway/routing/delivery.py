@@ -14,7 +14,7 @@ from pagewire.v1 import inference_pb2 as pb
 
 
 class MisplacedDelta(NamedTuple):
-    """`num_tokens` tokens from `begin` on, which do not follow those that the generation has."""
+    """`num_tokens` tokens from `begin` on, which do not follow the generation's tokens."""
 
     stream: int
     generation: Generation
@@ -25,17 +25,17 @@ class MisplacedDelta(NamedTuple):
 def deliver_prompts(
     response: pb.MultiplexResponse, generations: Mapping[int, Generation], metrics: ModelMetrics
 ) -> list[tuple[Generation, RequestError]]:
-    """Gives generations what they want of their prompts, which comes before their first tokens.
+    """Passes prompt data to the generations that ask for it; it arrives before their first tokens.
 
-    `metrics` are those of the scheduler's model. Returns those whose answers would be too large,
-    with the reason.
+    `metrics` belong to the scheduler's model. Returns the generations whose answers would be too
+    large, with the reason.
     """
     refused = []
     for output in response.prompts:
         generation = generations.get(output.stream)
         if generation is None or generation.aborted:
             continue
-        if output.logprobs and not generation.prompt_tokens:  # text comes before it is computed
+        if output.logprobs and not generation.prompt_tokens:  # text arrives before it is computed
             generation.prompt_tokens = len(output.token_ids) // 4
             metrics.prompt_tokens.inc(generation.prompt_tokens)
         try:
@@ -48,9 +48,9 @@ def deliver_prompts(
 def deliver(
     response: pb.MultiplexResponse, generations: Mapping[int, Generation], metrics: ModelMetrics
 ) -> list[MisplacedDelta]:
-    """Gives each generation its tokens, text and log probabilities; `generations` is by stream.
+    """Adds tokens, text and log probabilities to each generation; `generations` is by stream.
 
-    `metrics` are those of the scheduler's model. Returns the deltas that were not delivered because
+    `metrics` belong to the scheduler's model. Returns the deltas that were not delivered because
     tokens are missing or repeated.
     """
     now = time.perf_counter()

@@ -1,7 +1,7 @@
 """Runs suspects one at a time, each alone in a scheduler.
 
-A suspect is a generation with which several schedulers in a row were lost. Alone, it shows whether
-it is the cause (see `pagewire.suspicion`).
+A suspect is a generation with which several schedulers in a row were lost. A run alone shows
+whether it is the cause (see `pagewire.suspicion`).
 """
 
 import logging
@@ -15,15 +15,15 @@ from pagewire.suspicion import Loss
 
 log = logging.getLogger(__name__)
 
-# A scheduler that has survived a suspect for so long clears it, even before its first token.
+# A scheduler that survives this long with a suspect clears it, even before its first token.
 CLEARED_AFTER_SECONDS = 5.0
-# A scheduler may never be idle: it may have requests of clients that use no gateway. After this
-# time without a reservation a suspect runs there among others.
+# A scheduler may never be idle: clients without a gateway may send requests to it. After this time
+# without a reservation, a suspect runs there among other requests.
 RESERVATION_TIMEOUT_SECONDS = 20.0
 
 
 class IsolatedRuns:
-    """The scheduler that is reserved, or asked to be, and the suspect that runs there."""
+    """The scheduler with a reservation or a request for one, and the suspect that runs there."""
 
     def __init__(self, submit: Callable[[Generation, Link], None]) -> None:
         """`submit` sends a waiting suspect to a scheduler."""
@@ -40,13 +40,13 @@ class IsolatedRuns:
         return self._link is not None
 
     def concern(self, link: Link) -> bool:
-        """Whether a reservation is requested or held of a scheduler with the same model."""
+        """Whether a reservation is requested or held at a scheduler with a model of `link`."""
         return self._link is not None and not self._link.models.keys().isdisjoint(link.models)
 
     def advance(self, suspects: Sequence[Generation], links: Iterable[Link]) -> None:
-        """Takes the next step that is possible now; `suspects` are those that wait.
+        """Takes the next step that is possible now; `suspects` are the waiting ones.
 
-        To be called after every change of a link or of the suspects.
+        Call it after every change of a link or of the suspects.
         """
         now = time.monotonic()
         if self._running is not None:
@@ -70,12 +70,12 @@ class IsolatedRuns:
         if link.reserved_for_us:
             self._granted = True
         elif self._granted:
-            self._reset()  # the reservation has expired; the suspect goes on among others
+            self._reset()  # the reservation has expired; the suspect continues among others
 
     def link_lost(self, link: Link, generations: Collection[Generation], loss: Loss | None) -> None:
-        """A scheduler is lost; if a suspect ran there alone, that is evidence against it.
+        """Records a lost scheduler: evidence against a suspect that ran there alone.
 
-        No evidence if `loss` is None. To be called before the generations record the loss.
+        No evidence if `loss` is None. Call it before the generations record the loss.
         """
         if self._link is not link:
             return
@@ -118,7 +118,7 @@ class IsolatedRuns:
         self._reset()
 
     def _run_among_others(self, suspects: Sequence[Generation], link: Link) -> None:
-        """Gives up the reservation. If its scheduler is lost now, that is no evidence."""
+        """Gives up the reservation. A loss of its scheduler is then no evidence."""
         link.end_reservation()
         self._reset()
         suspect = next((suspect for suspect in suspects if link.accepts(suspect)), None)
@@ -131,5 +131,5 @@ class IsolatedRuns:
 
 
 def _may_run(suspect: Generation, link: Link, now: float) -> bool:
-    """Whether running the suspect alone there would prove something."""
+    """Whether a run of the suspect alone there would be evidence."""
     return suspect.suspicion.may_be_tried(link.free_of_suspects_since, now)

@@ -1,4 +1,4 @@
-"""What the gateway knows of one scheduler, and the generations that run there."""
+"""The gateway's state of one scheduler, and the generations that run there."""
 
 import asyncio
 import logging
@@ -18,18 +18,18 @@ from pagewire.v1 import inference_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-# A generation that has lost so many schedulers waits for so long when one of them is back. By then
+# A generation that has lost this many schedulers waits this long after a scheduler returns. By then
 # every gateway has tried to connect.
 SETTLED_LOSSES = 2
 SETTLE_SECONDS = 2 * LAST_BACK_OFF
 
 
 class LinkObserver(Protocol):
-    """Is told about changes of a link and of the generations on it."""
+    """Receives changes of a link and of the generations on it."""
 
     @property
     def observes_every_message(self) -> bool:
-        """Whether `link_changed` is called after each message, whatever it says."""
+        """Whether `link_changed` is called after every message."""
         ...
 
     def link_changed(self, link: "Link") -> None:
@@ -42,16 +42,16 @@ class LinkObserver(Protocol):
         """
 
     def loss_explained(self, link: "Link") -> None:
-        """It is known whether the lost process had ended."""
+        """It is now known whether the lost process had ended."""
 
     def generation_ended(self, link: "Link", generation: Generation, finish: pb.Finish) -> None:
         """The scheduler ended a generation that was not aborted."""
 
 
 class Link:
-    """One scheduler: what it last reported, and the generations open there.
+    """One scheduler: its latest reports, and the generations open there.
 
-    A scheduler may be reserved: one gateway then has it alone for some seconds, to run a suspect
+    A scheduler may be reserved: then only one gateway uses it for some seconds, to run a suspect
     without other requests.
     """
 
@@ -69,24 +69,23 @@ class Link:
         self.models: dict[str, pb.Model] = {}
         self._metrics_label = ""  # the model, or several, joined by commas
         self.load = pb.Load()
-        # Grows when it gains a worker or a reservation begins or ends: then it may be able to run
-        # what it handed back before.
+        # Grows when the scheduler gains a worker, or a reservation begins or ends: then it may be
+        # able to run generations that it handed back before.
         self.capacity_changes = 0
-        # The process at the other end, and since when it has run without a suspect of another
-        # gateway.
+        # The scheduler's process, and since when it has run without a suspect of another gateway.
         self.instance = ""
         self.free_of_suspects_since = 0.0
         # Grows when a reservation begins and when it ends, so it is odd during one.
         self.reservation_changes = 0
         self.reserved_for_us = False
-        # Runs while a scheduler that was lost has just come back.
+        # Runs for SETTLE_SECONDS after a lost scheduler has returned.
         self._settling: asyncio.TimerHandle | None = None
         # The latest loss, until the scheduler answers again: its process may not have ended.
         self._unexplained_loss: Loss | None = None
         self._observer = observer
         self._metrics = metrics
         self._connection = Connection(target, self, credentials)
-        self._requests_elsewhere = 0  # of other gateways, by the latest report
+        self._requests_elsewhere = 0  # requests of other gateways, by the latest report
         self._open: dict[int, Generation] = {}  # by stream number
         self._streams: dict[Generation, int] = {}  # the reverse
         self._next_stream = 0
@@ -99,13 +98,13 @@ class Link:
 
     @property
     def reserved(self) -> bool:
-        """Whether some gateway has it alone; the others may send nothing meanwhile."""
+        """Whether a gateway has it alone; other gateways may send nothing meanwhile."""
         return self.reservation_changes % 2 == 1
 
     def serves(self, generation: Generation) -> bool:
         """Whether it can run a generation: it is ready, has the model, and has not refused it.
 
-        After handing a generation back it cannot run it until its capacity changes.
+        A generation that it handed back has to wait until its capacity changes.
         """
         return (
             self.ready
@@ -115,7 +114,7 @@ class Link:
         )
 
     def answers(self, model: str) -> bool:
-        """Whether a call about a model's text may be sent; no worker is needed for it."""
+        """Whether a call about a model's text may be sent; such calls need no worker."""
         takes_calls = self.connected and not self.draining and not self.reserved
         return takes_calls and model in self.models
 
@@ -126,8 +125,8 @@ class Link:
     def accepts(self, generation: Generation) -> bool:
         """Whether a generation may be sent to run there among others.
 
-        One with which several schedulers were lost waits after each loss until other gateways have
-        connected, too. Otherwise it could end the process before they do, again and again.
+        After several losses, a generation waits until the other gateways have connected, too.
+        Otherwise it could repeatedly end the process before they connect.
         """
         if self._settling is not None and generation.losses >= SETTLED_LOSSES:
             return False
@@ -149,7 +148,7 @@ class Link:
 
     @property
     def num_requests(self) -> int:
-        """Requests open there: those of this gateway, and those of others by its latest report."""
+        """Requests open there: of this gateway, and of others by the scheduler's latest report."""
         return len(self._open) + self._requests_elsewhere
 
     @property
@@ -159,7 +158,7 @@ class Link:
 
     @property
     def pressure(self) -> float:
-        """Requests for each worker."""
+        """Requests per worker."""
         return self.num_requests / max(1, self.num_workers)
 
     def generations(self) -> list[Generation]:
@@ -171,12 +170,12 @@ class Link:
         self._connection.start()
 
     async def close(self) -> None:
-        """Ends the stream, which aborts what is open on it."""
+        """Ends the stream, which aborts its open generations."""
         self._stop_settling()
         await self._connection.close()
 
     def submit(self, generation: Generation) -> None:
-        """Sends a generation, from its beginning or from where an earlier attempt ended."""
+        """Sends a generation, from its beginning or from the end of an earlier attempt."""
         stream = self._unused_stream()
         self._open[stream] = generation
         self._streams[generation] = stream
@@ -191,7 +190,7 @@ class Link:
         return True
 
     def request_reservation(self) -> None:
-        """Asks to have the scheduler alone; `reserved_for_us` tells when that is granted."""
+        """Asks for exclusive use of the scheduler; `reserved_for_us` shows when it is granted."""
         self._connection.send(lambda: pb.MultiplexRequest(reserve=True))
 
     def end_reservation(self) -> None:
@@ -199,7 +198,7 @@ class Link:
         self._connection.send(lambda: pb.MultiplexRequest(reserve=False))
 
     def assume_ended(self, loss: Loss) -> None:
-        """Takes the lost process to have ended, as it has not answered for some time."""
+        """Assumes that the lost process has ended, as it has not answered for some time."""
         if loss.ended is None:
             loss.resolve("")
         if self._unexplained_loss is loss:
@@ -235,7 +234,7 @@ class Link:
         return pb.MultiplexRequest(abort=stream) if stream in self._open else None
 
     def stream_ended(self, reason: str) -> bool:
-        """Forgets what held for the stream, and returns its generations to the observer."""
+        """Resets the state of the stream, and returns its generations to the observer."""
         was_connected = self.connected
         loss = Loss(self.instance) if was_connected and not self.draining else None
         if was_connected:
@@ -282,7 +281,7 @@ class Link:
             self._observer.link_changed(self)
 
     def _note_models(self, response: pb.MultiplexResponse) -> None:
-        # A scheduler that has not met a worker yet lists none. The models it served before stay.
+        # A scheduler without a worker so far lists no models. The models it served before stay.
         if response.models.models:
             self.models = {model.id: model for model in response.models.models}
             self._metrics_label = ",".join(sorted(self.models))

@@ -1,4 +1,4 @@
-"""All schedulers of a gateway: sends generations to them, and elsewhere when one is lost."""
+"""All schedulers of a gateway: sends generations to them, and to another one after a loss."""
 
 import asyncio
 import contextlib
@@ -23,8 +23,8 @@ from pagewire.v1 import inference_pb2 as pb
 log = logging.getLogger(__name__)
 
 RESOLVE_SECONDS = 5.0
-# A message above gRPC's limit would end the stream for all its requests. The rest is for the tokens
-# that a later attempt resumes from.
+# A message above gRPC's limit would end the stream for all its requests. The rest of the limit is
+# for the tokens from which a later attempt resumes.
 MAX_REQUEST_BYTES = MAX_CLIENT_MESSAGE_BYTES * 3 // 4
 
 
@@ -41,7 +41,7 @@ class Schedulers:
         max_resumes: int = GatewayConfig.max_resumes,
         expected_models: Collection[str] = (),
     ) -> None:
-        """While no scheduler serves one of `expected_models`, it is UNAVAILABLE, not unknown."""
+        """One of `expected_models` without a scheduler is UNAVAILABLE, not unknown."""
         self.links: dict[str, Link] = {}
         self._addresses = addresses
         self._resolve = resolve_names
@@ -67,7 +67,7 @@ class Schedulers:
     def retry_after(self) -> int:
         """Seconds after which to retry, while schedulers refuse new requests for every model.
 
-        0 if one accepts them. 0 too if a model has no ready scheduler, as its requests then wait.
+        0 if a scheduler accepts them, or if a model has no ready scheduler: its requests wait.
         """
         ready = [link for link in self.links.values() if link.ready]
         seconds = _least_retry_after(ready)
@@ -92,7 +92,7 @@ class Schedulers:
             await asyncio.wait_for(self._was_ready.wait(), seconds)
 
     async def close(self) -> None:
-        """Ends every stream, which aborts what is open on them."""
+        """Ends every stream, which aborts all open generations."""
         if self._refresher is not None:
             self._refresher.cancel()
         self._waiting.close()
@@ -101,10 +101,10 @@ class Schedulers:
         await asyncio.gather(*(link.close() for link in self.links.values()), *self._closing)
 
     def models(self) -> dict[str, pb.Model]:
-        """The models of all schedulers, those included that are disconnected now.
+        """The models of all schedulers, including disconnected ones.
 
-        Requests wait for a model that was served last while no scheduler reports one, or that is
-        expected.
+        While no scheduler reports a model, these are the models served last. Expected models stay.
+        Requests for such models wait.
         """
         known = {name: model for link in self.links.values() for name, model in link.models.items()}
         if known:
@@ -114,7 +114,7 @@ class Schedulers:
         return self._last_models
 
     def served(self) -> Models:
-        """What parsing needs to know of each model."""
+        """The facts of each model for parsing."""
         models = {name: ServedModel.of(model) for name, model in self.models().items()}
         return {**dict.fromkeys(self._expected_models), **models}
 
@@ -143,7 +143,7 @@ class Schedulers:
         return await self._calls.call(method, model, request)
 
     def abort(self, generation: Generation) -> None:
-        """Stops a generation whose output is not needed any more."""
+        """Stops a generation whose output is no longer needed."""
         generation.aborted = True
         if not self._waiting.remove(generation):
             any(link.abort(generation) for link in self.links.values())
@@ -198,18 +198,18 @@ class Schedulers:
 
     @property
     def observes_every_message(self) -> bool:
-        """Messages are evidence while there are suspects."""
+        """True while there are suspects: then every message is evidence."""
         return self._waiting.suspects_active
 
     def link_changed(self, link: Link) -> None:
-        """Waiting generations may be able to run now."""
+        """Dispatches waiting generations and calls, which may be able to run now."""
         if link.ready:
             self._was_ready.set()
         self._calls.link_changed()
         self._waiting.link_changed(link)
 
     def link_lost(self, link: Link, generations: list[Generation], loss: Loss | None) -> None:
-        """Its generations go to another scheduler, or wait for one."""
+        """Sends the link's generations to another scheduler, or lets them wait for one."""
         if loss is not None:
             self._assume_ended_later(link, loss)
         self._waiting.link_lost(link, generations, loss)
@@ -227,7 +227,7 @@ class Schedulers:
             generation.record_worker_losses(finish)
             generation.trace_event("handed back", link.target)
             self._waiting.add(generation)
-            # Later, as the prompt's other candidates may be handed back in the same message.
+            # Not now: the prompt's other candidates may be handed back in the same message.
             self._waiting.dispatch_soon()
             return
         if finish.error.HasField("retry_after_ms"):
@@ -257,7 +257,7 @@ class Schedulers:
 
 
 def _least_retry_after(links: Iterable[Link]) -> int:
-    """The fewest seconds after which one of them takes requests; 0 without any."""
+    """The seconds until the first of them accepts requests; 0 without links."""
     return min((link.load.retry_after_seconds for link in links), default=0)
 
 

@@ -34,7 +34,7 @@ class Choice(Protocol):
 
     @property
     def pressure(self) -> float:
-        """Requests for each worker."""
+        """Requests per worker."""
         ...
 
 
@@ -48,11 +48,11 @@ def select(links: Iterable[Link], generation: Generation) -> Link | None:
 
 
 def choose(accepting: Sequence[C], head: bytes) -> C | None:
-    """The scheduler for a prompt with this head, of those that accept it; None without any.
+    """The scheduler for a prompt with this head; None if `accepting` is empty.
 
     Consistent hashing with bounded loads: the scheduler that the prompt's head prefers most, unless
-    it already has more than MAX_SHARE of what its workers should have. A prompt without a head
-    goes to the least loaded scheduler.
+    it already has more than MAX_SHARE times the share of its workers. A prompt without a head goes
+    to the least loaded scheduler.
     """
     if len(accepting) > 1 and head:
         by_target = {each.target: each for each in accepting}

@@ -1,4 +1,4 @@
-"""Generations that wait for a scheduler, and their dispatch when one can run them."""
+"""Generations that wait for a scheduler, and their dispatch when a scheduler can run them."""
 
 import asyncio
 import logging
@@ -22,11 +22,11 @@ class WaitingGenerations:
     """Generations without a scheduler, in order of arrival; each has a limit on its wait.
 
     A generation becomes a suspect when `max_resumes` schedulers in a row were lost with it, without
-    a token of it in between. Suspects run one at a time, each alone in a scheduler: until the next
-    token, or until the scheduler has survived it for a while. A suspect fails if two processes
-    ended while it was alone in them, and processes without it lived in between (`suspicion.py`).
+    a new token in between. Suspects run one at a time, each alone in a scheduler: until the next
+    token, or until the scheduler has survived for a while. A suspect fails if two processes ended
+    while it was alone in them, and processes without it survived in between (`suspicion.py`).
 
-    Schedulers of one model neither wake nor hold up what waits for another model.
+    Schedulers of one model neither wake nor delay generations of another model.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class WaitingGenerations:
 
     @property
     def suspects_active(self) -> bool:
-        """Whether suspects wait or run alone. Any message shows that a scheduler survives one."""
+        """Whether suspects wait or run alone. Then any message shows that a scheduler survives."""
         return self._suspects_waiting or self._isolated_runs.active
 
     def add(self, generation: Generation) -> None:
-        """Lets it wait, until its deadline at most. One that waits already keeps its place."""
+        """Lets it wait, until its deadline at most. A waiting generation keeps its place."""
         generation.moved = True
         generation.refused_by.clear()  # the schedulers may have room by then
         seconds = max(0.0, min(self._max_seconds, generation.seconds_left))
@@ -84,19 +84,19 @@ class WaitingGenerations:
             self._dispatch_scheduled.cancel()
 
     def link_changed(self, link: Link) -> None:
-        """Dispatches, as the scheduler may be able to run something now."""
+        """Dispatches, as the scheduler may be able to run waiting generations now."""
         self._isolated_runs.message_received(link)
         waited_for = any(map(self._num_waiting.__getitem__, link.models))
         if link.ready and (waited_for or self._isolated_runs.concern(link)):
             self.dispatch()
 
     def link_lost(self, link: Link, generations: list[Generation], loss: Loss | None) -> None:
-        """Takes in the generations of a lost scheduler, and records the loss."""
+        """Adds the generations of a lost scheduler, and records the loss."""
         self._isolated_runs.link_lost(link, generations, loss)
         if loss is not None:
             for generation in generations:
                 generation.record_loss(loss)
-            if not link.reserved:  # else a suspect may have run there alone
+            if not link.reserved:  # otherwise a suspect may have run there alone
                 for generation in self:
                     if generation.model in link.models:
                         generation.suspicion.discard_trials()
@@ -106,11 +106,11 @@ class WaitingGenerations:
         self.dispatch()
 
     def link_dropped(self, link: Link) -> None:
-        """The link is not used any more."""
+        """The link is no longer used."""
         self._isolated_runs.link_lost(link, (), None)
 
     def loss_explained(self) -> None:
-        """It is known whether a process had ended: evidence against suspects, or for them."""
+        """It is now known whether a process had ended: evidence against suspects, or for them."""
         for generation in self:
             if generation.suspicion.confirmed:
                 self._fail_suspect(generation)
@@ -143,7 +143,7 @@ class WaitingGenerations:
                 self._resume(generation, link)
 
     def submit_again(self, generation: Generation, link: Link) -> None:
-        """Sends a generation that does not wait to another scheduler."""
+        """Sends a generation that is not waiting to another scheduler."""
         log.info(
             "request %s goes on at %s after %d tokens",
             generation.request_id,
@@ -159,13 +159,13 @@ class WaitingGenerations:
         return generation.losses >= self._max_resumes
 
     def _resume(self, generation: Generation, link: Link) -> None:
-        """Ends a generation's wait at a scheduler."""
+        """Ends a generation's wait and sends it to a scheduler."""
         generation.has_waited_twice = False
         self.remove(generation)
         self.submit_again(generation, link)
 
     def _fail_suspect(self, generation: Generation) -> None:
-        """Fails it: schedulers that had it alone have ended, and those without it lived."""
+        """Fails it: schedulers that ran it alone have ended, and schedulers without it survived."""
         self.remove(generation)
         name, losses = generation.request_id, generation.losses
         log.error(

@@ -49,7 +49,7 @@ def control(
 
 
 def as_result(summary: dict[str, float], windows: dict[str, Window]) -> dict[str, Any]:
-    """The figures and what was counted in each scenario."""
+    """The figures, and the counts of each scenario."""
     counted = {name: asdict(window) for name, window in windows.items()}
     for each in counted.values():
         each["cpu_seconds"] = each.pop("cpu")

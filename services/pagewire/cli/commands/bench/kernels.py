@@ -101,7 +101,7 @@ def require_gpu() -> None:
 
 
 def line(result: "Result") -> str:
-    """A row of the table; below it the error, if the case failed."""
+    """A row of the table, followed by the error if the case failed."""
     rate = None if result.rate is None else f"{result.rate:.2f} {result.unit}"
     eager = result.speedup_over(result.eager_microseconds)
     compiled = result.speedup_over(result.compiled_microseconds)
@@ -113,7 +113,7 @@ def line(result: "Result") -> str:
 
 
 def figures_of_case(model: str, result: "Result") -> Iterator[Figure]:
-    """What was measured of a case, and its speed-ups."""
+    """The measurements of a case, and its speed-ups."""
     found = {
         "microseconds": (result.microseconds, "us"),
         "rate": (result.rate, result.unit),

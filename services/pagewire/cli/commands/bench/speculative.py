@@ -82,7 +82,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _ratio(result: SpeculativeResult, results: Sequence[SpeculativeResult]) -> float | None:
-    """Its rate over that without speculation; None without that run."""
+    """The rate relative to the run without speculation; None without that run."""
     for plain in results:
         if (plain.kind, plain.clients, plain.mode) == (result.kind, result.clients, "none"):
             return result.tokens_per_second / plain.tokens_per_second

@@ -10,7 +10,7 @@ from pagewire.gateway.api.fields import Strict, string_or_array
 from pagewire.gateway.api.messages.unsupported import BLOCK_HINTS
 from pagewire.gateway.conversation.turns import ToolCall, Turn
 
-# Stands before the text of a tool's result that is an error; chat templates have no mark for that.
+# Prefix of a tool result that is an error; chat templates have no mark for errors.
 ERROR_MARK = "Error: "
 
 
@@ -138,7 +138,7 @@ class Message(Strict):
 
 
 def turns_of(system: str | None, messages: list[Message]) -> list[Turn]:
-    """The turns of a conversation; texts of the user that follow each other are one turn."""
+    """The turns of a conversation; consecutive texts of the user are one turn."""
     turns = [] if system is None else [Turn("system", system)]
     for index, message in enumerate(messages):
         for turn in message.to_turns(f"messages[{index}]"):

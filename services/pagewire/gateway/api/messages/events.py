@@ -37,7 +37,7 @@ class MessageForm(AnswerForm):
 
     @property
     def request_id(self) -> str:
-        """The id that the request was given, or that of the message."""
+        """The id given with the request, otherwise the id of the message."""
         return self.given_id or self.id
 
     def under(self, request_id: str) -> "MessageForm":
@@ -57,14 +57,14 @@ class _Block:
     name: str = ""
     pieces: list[str] = field(default_factory=list)
     id: str = ""
-    complete: bool = False  # a call whose end was seen
+    complete: bool = False  # a call whose end has arrived
 
     def start(self) -> str:
         """Its JSON without content."""
         return self._json(_EMPTY, "{}")
 
     def whole(self) -> str:
-        """Its JSON. The input of a call that was cut off may be no object: it is empty then."""
+        """Its JSON. The input of a call that was cut off may not be an object: then it is empty."""
         text = "".join(self.pieces)
         if self.kind == "tool_use":
             return self._json(_EMPTY, _input_of(text) if self.complete else "{}")
@@ -80,7 +80,7 @@ class _Block:
 
     @property
     def signature(self) -> str:
-        """A signature of thinking. Clients send it back; it only must not be empty."""
+        """A signature of thinking. Clients send it back; it must not be empty."""
         return hashlib.sha256("".join(self.pieces).encode(errors="replace")).hexdigest()
 
     def _json(self, text: str, given: str) -> str:
@@ -215,7 +215,7 @@ class MessageEvents:
 
 
 def _input_of(arguments: str) -> str:
-    """The JSON of a call's input. What a model wrote instead of a JSON object is kept as a text."""
+    """The JSON of a call's input. Text that is not a JSON object is kept as a string."""
     try:
         given = json.loads(arguments or "{}", parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
@@ -228,7 +228,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _usage(usage: pb.Usage, thinking: int | None = None) -> str:
-    """The usage as JSON: Anthropic counts tokens that were read from a cache apart."""
+    """The usage as JSON: Anthropic counts tokens read from a cache separately."""
     counts: dict[str, Any] = {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,

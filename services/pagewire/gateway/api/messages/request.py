@@ -85,7 +85,7 @@ class MessagesRequest(GenerationFields):
     output_config: OutputConfig | None = None
 
     def wanted_output(self) -> pb.StructuredOutput | None:
-        """What the text must be, by `output_config.format`."""
+        """The constraint on the text, from `output_config.format`."""
         given = self.output_config.format if self.output_config is not None else None
         if given is None:
             return super().wanted_output()
@@ -104,7 +104,7 @@ class MessagesRequest(GenerationFields):
         return self.max_tokens
 
     def to_conversation(self) -> Conversation:
-        """What the model is asked; RequestError names a field that is not valid."""
+        """The conversation; RequestError names a field that is not valid."""
         if not self.messages:
             raise invalid("messages", "messages is empty; give at least one")
         system = None if self.system is None else text_of(self.system, "system")
@@ -129,7 +129,7 @@ class MessagesRequest(GenerationFields):
 
     @property
     def continues(self) -> bool:
-        """Whether the answer continues the last message, which is the assistant's then."""
+        """Whether the last message is the assistant's, so that the answer continues it."""
         return bool(self.messages) and self.messages[-1].role == "assistant"
 
     def job(self, model: str, served: ServedModel, limits: BodyLimits) -> Job:
@@ -166,7 +166,7 @@ class MessagesRequest(GenerationFields):
         return self.thinking.type != "disabled"
 
     def checked_stop(self) -> "MessagesRequest":
-        """The request with its stop sequences where `GenerationFields` reads them."""
+        """The request with its stop sequences in the field that `GenerationFields` reads."""
         if self.max_tokens is None:
             raise invalid("max_tokens", "max_tokens is required")
         if self.max_tokens < 1:

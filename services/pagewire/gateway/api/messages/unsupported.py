@@ -5,7 +5,7 @@ See `pagewire.gateway.api.unsupported`.
 
 from pagewire.gateway.api.unsupported import COMMON, COMMON_HINTS, Neutral
 
-# `cache_control`: the prefix cache needs no marks. `inference_geo`: there is one place.
+# `cache_control`: the prefix cache needs no marks. `inference_geo`: there is only one location.
 MESSAGES_HINTS = COMMON_HINTS | {"cache_control", "diagnostics", "inference_geo", "speed"}
 MESSAGES: Neutral = {
     **COMMON,

@@ -86,7 +86,7 @@ class EmbeddingRequest(PooledFields):
         return inputs
 
     def _kept_tokens(self, max_model_len: int) -> int | None:
-        """The most tokens of an input that are kept; None for all."""
+        """The maximum number of tokens to keep of an input; None keeps all."""
         if self.truncate_prompt_tokens == 0:
             raise invalid(
                 "truncate_prompt_tokens",
@@ -95,7 +95,7 @@ class EmbeddingRequest(PooledFields):
         return max_model_len if self.truncate_prompt_tokens == -1 else self.truncate_prompt_tokens
 
     def _keeps_start(self) -> bool:
-        """Which part of an input that is cut is kept."""
+        """Whether a cut input keeps its start."""
         if self.truncation_side not in (None, "left", "right"):
             raise invalid(
                 "truncation_side",

@@ -17,7 +17,7 @@ from pagewire.gateway.api.unsupported import POOLING_HINTS, RERANK, SCORE
 from pagewire.packing import Float32Array
 from pagewire.v1 import inference_pb2 as pb
 
-# The same endpoints under the names that vLLM, Jina and Cohere give them.
+# The same endpoints under the names of vLLM, Jina and Cohere.
 SCORE_PATH, RERANK_PATH = "/v1/score", "/v1/rerank"
 SCORE_PATHS = (SCORE_PATH, "/score")
 RERANK_PATHS = (RERANK_PATH, "/rerank", "/v2/rerank")
@@ -34,7 +34,7 @@ def _texts(field: str) -> Any:
 
 
 class ScoreFields(PooledFields):
-    """What both endpoints have."""
+    """The fields of both endpoints."""
 
     hints = POOLING_HINTS
 
@@ -112,8 +112,8 @@ class RerankRequest(ScoreFields):
 
 
 def pairs_of(text_1: str | Sequence[str], text_2: str | Sequence[str]) -> list[tuple[str, str]]:
-    """The pairs of queries and documents; one query is for all documents. RequestError if the
-    numbers of texts do not fit."""
+    """The pairs of queries and documents; a single query applies to all documents. RequestError if
+    the numbers of texts do not match."""
     queries, documents = _listed("text_1", text_1), _listed("text_2", text_2)
     if len(queries) == 1:
         queries *= len(documents)
@@ -135,7 +135,7 @@ def _listed(field: str, given: Any) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class ScoreForm(PooledForm):
-    """Scores in the order of the pairs, as vLLM answers them."""
+    """Scores in the order of the pairs, in vLLM's form."""
 
     def entries(self, vectors: Sequence[Float32Array]) -> Iterator[str]:
         """See `PooledForm`."""
@@ -145,9 +145,9 @@ class ScoreForm(PooledForm):
 
 @dataclass(frozen=True, slots=True)
 class RerankForm(PooledForm):
-    """The best `top_n` documents, the best one first; equal ones in the order of the request.
+    """The best `top_n` documents, the best one first; equal scores keep the request's order.
 
-    `documents` are None if the answer has no texts.
+    `documents` is None if the answer has no texts.
     """
 
     results_field: ClassVar[str] = "results"

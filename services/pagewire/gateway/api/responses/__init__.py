@@ -1,5 +1,5 @@
 """/v1/responses: OpenAI's Responses API, without state between requests.
 
-`request` reads a body; `items` its input and `tools` its tools. `response` is the object that is
-answered, and `events` the stream that adds up to it. Fields that are refused are in `unsupported`.
+`request` reads a body, `items` its input, and `tools` its tools. `response` writes the object of
+the answer, `events` the stream that adds up to it. `unsupported` has the fields that are refused.
 """

@@ -34,7 +34,7 @@ from pagewire.v1 import inference_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class ResponseForm(AnswerForm):
-    """The form of a response. With `short_ids` the ids of calls are short, as some models need."""
+    """The form of a response. With `short_ids`, ids of calls are short, as some models need."""
 
     head: ResponseHead
     short_ids: bool = False
@@ -52,7 +52,7 @@ class ResponseForm(AnswerForm):
 class ResponseEvents:
     """Turns the events of one output into those of a response; see `AnswerEvents`.
 
-    At most one item is open at a time: it is done when another one begins.
+    At most one item is open at a time: the next item ends it.
     """
 
     def __init__(self, head: ResponseHead, streamed: bool, short_ids: bool) -> None:
@@ -94,7 +94,7 @@ class ResponseEvents:
         return self._take()
 
     def logprobs(self, tokens: list[TokenLogprobs]) -> None:
-        """The log probabilities of text that follows: of the message, which is all there is."""
+        """The log probabilities of the message's text that follows; only messages have them."""
         if self._open is None:
             self._begin(MessageItem(_new_id("msg")))
         assert isinstance(self._open, MessageItem)

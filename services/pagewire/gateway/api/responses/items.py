@@ -42,7 +42,7 @@ Content = Annotated[
 
 
 class MessageItem(Strict):
-    """A message, of this side or of an earlier response."""
+    """A message of the client, or of an earlier response."""
 
     hints = ITEM_HINTS
 
@@ -74,7 +74,7 @@ class OutputItem(Strict):
 
 
 class ReasoningItem(Strict):
-    """The reasoning of an earlier response. Nothing is encrypted here, so it must have its text."""
+    """The reasoning of an earlier response. It must have its text: Pagewire does not encrypt it."""
 
     hints = ITEM_HINTS
 
@@ -122,7 +122,7 @@ Item = Annotated[
 def turns_of(instructions: str | None, given: "str | list[Item]") -> list[Turn]:
     """The turns of a conversation; RequestError names an item that is not valid.
 
-    Reasoning, a message and calls of the assistant that follow each other are one turn.
+    Consecutive reasoning, a message and calls of the assistant are one turn.
     """
     turns = [] if instructions is None else [Turn("system", instructions)]
     if isinstance(given, str):
@@ -154,11 +154,11 @@ class _Assistant:
         self.calls: list[ToolCall] = []
 
     def end_if_answered(self) -> list[Turn]:
-        """Ends the turn if it has a text or calls: reasoning and texts then begin another one."""
+        """Ends the turn if it has a text or calls: later reasoning or text begins another one."""
         return self.end() if self.content is not None or self.calls else []
 
     def end(self) -> list[Turn]:
-        """The turn, or nothing if it is empty; the next one begins."""
+        """Returns the turn, or nothing if it is empty, and begins the next one."""
         reasoning = "\n".join(self.reasoning) if self.reasoning else None
         turn = Turn("assistant", self.content, None, tuple(self.calls), None, reasoning)
         there = reasoning is not None or self.content is not None or self.calls

@@ -1,6 +1,7 @@
 """The items of a response's output, and the events of each while it grows.
 
-An event is its type and the JSON of its fields without braces; `ResponseEvents` adds the others.
+An event here has a type and the JSON of some fields, without braces. `ResponseEvents` adds the
+other fields.
 """
 
 from dataclasses import dataclass, field
@@ -76,7 +77,7 @@ class _TextItem:
         return f'"item_id":"{self.id}","content_index":0'
 
     def _extra(self, last: bool) -> str:
-        """Further fields of the events of its text, the last one or another."""
+        """Further fields of a text event; `last` if it is the last one."""
         return ""
 
     def _item(self, status: str, parts: str) -> str:
@@ -91,7 +92,7 @@ class MessageItem(_TextItem):
     """A message of the assistant."""
 
     logprobs: list[str] = field(default_factory=list)  # JSON of the tokens so far
-    _num_sent: int = 0  # of them in deltas
+    _num_sent: int = 0  # the number of `logprobs` sent in deltas
 
     name = "output_text"
 

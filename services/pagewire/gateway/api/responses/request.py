@@ -39,8 +39,8 @@ from pagewire.v1 import inference_pb2 as pb
 
 PATH = "/v1/responses"
 
-# What a client may ask to be included, and why that needs no work: this server has no such tools,
-# and its reasoning is not encrypted.
+# Accepted values of `include` that need no work: this server has no such tools, and its reasoning
+# is not encrypted.
 _INCLUDABLE = (
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
@@ -116,7 +116,7 @@ class ResponsesRequest(GenerationFields):
 
     @property
     def max_tokens_name(self) -> str:
-        """What errors call the limit of the output."""
+        """The name of the output's limit in errors."""
         return "max_output_tokens"
 
     def given_max_tokens(self) -> int | None:
@@ -124,7 +124,7 @@ class ResponsesRequest(GenerationFields):
         return self.max_output_tokens
 
     def check(self) -> None:
-        """RequestError for what needs state between requests, or is not implemented."""
+        """RequestError for fields that need state between requests, or are not implemented."""
         if self.previous_response_id is not None:
             raise invalid(
                 "previous_response_id",
@@ -164,7 +164,7 @@ class ResponsesRequest(GenerationFields):
             )
 
     def to_conversation(self) -> Conversation:
-        """What the model is asked; RequestError names a field that is not valid."""
+        """The conversation; RequestError names a field that is not valid."""
         reasoning = ReasoningOptions(effort=self.reasoning.effort if self.reasoning else None)
         options = tool_options(
             self.tools or [],
@@ -217,7 +217,7 @@ class ResponsesRequest(GenerationFields):
         )
 
     def wanted_output(self) -> pb.StructuredOutput | None:
-        """What the text must be, by `text.format`."""
+        """The constraint on the text, from `text.format`."""
         given = self.text.format if self.text is not None else None
         if self.response_format is not None:
             raise invalid(

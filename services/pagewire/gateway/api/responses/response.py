@@ -1,4 +1,4 @@
-"""The response object: what it repeats of the request, its output items, and its usage."""
+"""The response object: the repeated fields of the request, the output items, and the usage."""
 
 import time
 import uuid
@@ -17,10 +17,10 @@ _NO_USAGE = '"usage":null'
 
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
-    """What all states of one response have in common.
+    """The parts that all states of one response share.
 
     `repeated` are the fields that repeat the request, as JSON without braces. They may have
-    megabytes and are in three events of a stream, so they are written once.
+    megabytes and are in three events of a stream, so they are formatted once.
     """
 
     repeated: str
@@ -34,9 +34,9 @@ class ResponseHead:
         usage: str = _NO_USAGE,
         error: dict[str, Any] | None = None,
     ) -> list[str]:
-        """The JSON of the response, in pieces; `items` are those of its output.
+        """The JSON of the response, in pieces; `items` are its output.
 
-        `repeated` is a piece of its own, so that it is not copied here.
+        `repeated` is a separate piece, so that it is not copied.
         """
         details = '{"reason":"max_output_tokens"}' if status == "incomplete" else "null"
         completed = int(time.time()) if status == "completed" else "null"
@@ -66,6 +66,6 @@ def usage_field(usage: pb.Usage, reasoning_tokens: int | None) -> str:
 
 
 def error_object(error: ApiError) -> dict[str, Any]:
-    """Why a response has failed, with one of the codes that OpenAI's clients know."""
+    """The error of a failed response, with a code that OpenAI's clients accept."""
     code = "rate_limit_exceeded" if error.status == 429 else "server_error"
     return {"code": code, "message": error.message}

@@ -5,7 +5,7 @@ See `pagewire.gateway.api.unsupported`.
 
 from pagewire.gateway.api.unsupported import COMMON, COMMON_HINTS, Neutral
 
-# `metadata` comes back in the answer.
+# The answer repeats `metadata`.
 RESPONSE_HINTS = (COMMON_HINTS - {"metadata"}) | {"access_programs"}
 RESPONSE: Neutral = {
     **{name: values for name, values in COMMON.items() if name not in RESPONSE_HINTS},
@@ -24,7 +24,7 @@ RESPONSE: Neutral = {
     "continue_final_message": (False,),
     "chat_template": (),
 }
-# Ids and states of items come back from earlier responses. No item is looked up by its id.
+# Clients repeat ids and states of items from earlier responses. No item is looked up by its id.
 ITEM_HINTS = frozenset({"id", "status", "phase", "created_by", "agent", "recipient"})
 PART_HINTS = frozenset({"annotations", "logprobs", "prompt_cache_breakpoint"})
 FUNCTION_HINTS = frozenset({"allowed_callers"})

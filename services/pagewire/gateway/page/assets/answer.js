@@ -1,13 +1,13 @@
-// One streamed answer: what arrived, and when.
+// One streamed answer: its pieces, and their times.
 
 import { call, events, ServerError } from "./server.js";
 import { TokenText } from "./tokens.js";
 
-// A longer silence is shown while it lasts, and named when the answer has ended.
+// A longer silence is shown while it lasts, and reported after the answer has ended.
 const PAUSE_MS = 400;
 
 export class Answer {
-  /** Writes what arrives into `node`, and calls `changed()` after each piece. */
+  /** Writes the answer into `node`, and calls `changed()` after each piece. */
   constructor(node, body, changed) {
     this.node = node;
     this.tokens = { reasoning: new TokenText(), content: new TokenText() };
@@ -20,12 +20,12 @@ export class Answer {
     this._first = this._last = 0;
   }
 
-  /** How long nothing has arrived, in milliseconds; 0 before the first piece. */
+  /** Milliseconds since the latest piece; 0 before the first piece. */
   get silentMs() {
     return this._first ? performance.now() - this._last : 0;
   }
 
-  /** The server's number of this answer's tokens a second, without the first. */
+  /** Tokens per second after the first token, by the server's token count. */
   get rate() {
     return this._last > this._first ? (this.numTokens - 1) / ((this._last - this._first) / 1000) : 0;
   }
@@ -34,7 +34,7 @@ export class Answer {
     this._abort.abort();
   }
 
-  /** Runs to the end. An error becomes the node's. */
+  /** Runs to the end. An error is stored in the node. */
   async run() {
     const { node } = this;
     try {

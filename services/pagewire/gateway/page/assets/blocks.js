@@ -1,4 +1,4 @@
-// A worker's blocks as a map: one square for a block, or for several alike.
+// A worker's blocks as a map: one square for a block, or for several of the same state.
 
 import { element } from "./dom.js";
 
@@ -6,7 +6,7 @@ const STATES = ["free", "cached", "held", "shared"];
 const GAP = 1;
 
 export class BlockMap {
-  /** `host`: blocks in host memory, of which those in use are cached. */
+  /** `host`: blocks in host memory; there, blocks in use count as cached. */
   constructor(title, host = false) {
     this._colours = host ? ["free", "host", "host", "host"] : STATES;
     this._host = host;
@@ -51,7 +51,7 @@ export class BlockMap {
   }
 }
 
-/** What the colours mean. */
+/** The legend of the colours. */
 export function legend() {
   const names = { free: "free", cached: "cached, without a holder", held: "held by one request",
     shared: "shared by several", host: "in host memory" };

@@ -1,4 +1,4 @@
-// The chat: the conversations, the one that is shown, and the answer that is being streamed.
+// The chat: the conversations, the visible one, and its streamed answer.
 
 import { Answer, PAUSE_MS } from "./answer.js";
 import { Conversation } from "./conversation.js";
@@ -17,7 +17,7 @@ export class Chat {
     this._conversations = storage.conversations();
     this._current = this._conversations[0] ?? new Conversation();
     this._answer = null;
-    this._tokens = new Map(); // of this page's answers, by node; they are not stored
+    this._tokens = new Map(); // tokens of this page's answers, by node; not stored
     this._actions = {
       siblings: (node) => this._current.siblings(node),
       siblingsOf: (node) => Object.values(this._current.nodes).filter((n) => n.parent === node.id),
@@ -34,7 +34,7 @@ export class Chat {
     return this._answer !== null;
   }
 
-  /** Sends what is in the message field. */
+  /** Sends the text of the message field. */
   async send() {
     const field = byId("message");
     const text = field.value.trim();
@@ -149,7 +149,7 @@ export class Chat {
     if (!this.streaming) await this._generate(this._current.parentOf(node));
   }
 
-  /** Adds the result of a call; the model goes on when every call has one. */
+  /** Adds the result of a call; the model continues when every call has a result. */
   async _answerTool(node, call, text) {
     if (this.streaming) return;
     const end = this._current.end();
@@ -288,7 +288,7 @@ function toggle(buttonId, panelId) {
   });
 }
 
-/** Shows the probability of the token under the pointer, and what else was likely. */
+/** Shows the probability of the token under the pointer, and other likely tokens. */
 function inspectTokens(thread) {
   const tip = byId("tip");
   thread.addEventListener("mouseover", (event) => {

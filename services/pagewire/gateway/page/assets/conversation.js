@@ -1,5 +1,5 @@
-// A conversation: a tree of messages, of which one path is shown. An edited message and another
-// answer are siblings, so nothing is overwritten.
+// A conversation: a tree of messages; one path is visible. Edited messages and further answers are
+// siblings, so nothing is overwritten.
 
 export class Conversation {
   constructor(saved = {}) {
@@ -7,7 +7,7 @@ export class Conversation {
     this.updated = saved.updated ?? Date.now();
     // By id: { id, parent, role, content, reasoning, calls, callId, stats, error }.
     this.nodes = saved.nodes ?? {};
-    // By parent ("" for the beginning): the child that is shown.
+    // By parent ("" for the beginning): the visible child.
     this.chosen = saved.chosen ?? {};
     this.count = saved.count ?? 0;
   }
@@ -22,14 +22,14 @@ export class Conversation {
     return this.count === 0;
   }
 
-  /** The messages that are shown, from the beginning. */
+  /** The visible messages, from the beginning. */
   path() {
     const nodes = [];
     for (let id = this.chosen[""]; id; id = this.chosen[id]) nodes.push(this.nodes[id]);
     return nodes;
   }
 
-  /** The last message that is shown; null at the beginning. */
+  /** The last visible message; null at the beginning. */
   end() {
     return this.path().at(-1) ?? null;
   }
@@ -48,7 +48,7 @@ export class Conversation {
     this.updated = Date.now();
   }
 
-  /** The messages that stand in the place of a node, itself included, oldest first. */
+  /** The messages with the same parent as a node, including itself, oldest first. */
   siblings(node) {
     return Object.values(this.nodes).filter((other) => other.parent === node.parent);
   }
@@ -57,7 +57,7 @@ export class Conversation {
     return this.nodes[node.parent] ?? null;
   }
 
-  /** The path up to a node, it included, in the form of the API. */
+  /** The path to a node, including it, in the form of the API. */
   messages(last, system) {
     const reversed = [];
     for (let node = last; node; node = this.parentOf(node)) reversed.push(asMessage(node));

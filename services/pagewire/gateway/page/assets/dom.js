@@ -1,6 +1,6 @@
 // Building elements. Text becomes text nodes only: no string is ever parsed as HTML.
 
-/** The element of an id that index.html has. */
+/** The element with an id of index.html. */
 export function byId(id) {
   return document.getElementById(id);
 }
@@ -8,8 +8,8 @@ export function byId(id) {
 /**
  * An element with properties, attributes and children.
  *
- * `on...` names are listeners, names with a dash and `role` are attributes, others properties. A
- * child is a node, a string, or null for none.
+ * `on...` names are listeners; names with a dash and `role` are attributes; others are properties.
+ * A child is a node, a string, or null for none.
  */
 export function element(tag, properties = {}, ...children) {
   const made = document.createElement(tag);
@@ -39,7 +39,7 @@ export function toast(text) {
   toastTimer = setTimeout(() => { box.hidden = true; }, 6000);
 }
 
-/** Lets a screen reader say a text when it has finished what it says now. */
+/** Lets a screen reader read a text after its current one. */
 export function announce(text) {
   byId("announcements").textContent = text;
 }

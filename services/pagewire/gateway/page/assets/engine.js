@@ -1,4 +1,4 @@
-// The engine, live: it follows the gateway's events while it is on the screen.
+// The engine, live: follows the gateway's events while the view is on the screen.
 
 import { BlockMap, legend } from "./blocks.js";
 import { byId, element } from "./dom.js";
@@ -12,7 +12,7 @@ import { stepLegend, Timeline } from "./timeline.js";
 import { Topology, workerName } from "./topology.js";
 
 const RETRY_MS = 2000;
-// A lost worker stays on the screen for so long: its return can be seen.
+// A lost worker stays on the screen this long, so that its return is visible.
 const LOST_SECONDS = 60;
 
 export class Engine {
@@ -54,7 +54,7 @@ export class Engine {
     );
   }
 
-  /** Connects while the view can be seen, and only then: watching costs the engine a little. */
+  /** Connects only while the view is visible: watching costs the engine a little. */
   _follow() {
     const wanted = this._shown && document.visibilityState === "visible";
     if (wanted && !this._abort) this._connect();

@@ -1,4 +1,4 @@
-// The figures at the top: a value each, and its last minute as a line.
+// The figures at the top: each has a value, and a line for its last minute.
 
 import { element } from "./dom.js";
 

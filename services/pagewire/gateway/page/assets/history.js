@@ -1,8 +1,8 @@
-// What the last minute's events say together: rates, times, and the steps of each worker.
+// Figures from the last minute's events: rates, times, and the steps of each worker.
 
 const KEPT_SECONDS = 60;
 const STEP_SECONDS = 12;
-// Rates are over so many seconds, times of requests over a longer span: requests are fewer.
+// Seconds for rates, and more for times of requests, because requests are fewer.
 const RATE_SECONDS = 3;
 const TIME_SECONDS = 30;
 
@@ -52,7 +52,7 @@ export class History {
     return this._steps.get(`${target} ${address}`) ?? [];
   }
 
-  /** Adds a scheduler's steps to those of its workers; how many tokens they prefilled. */
+  /** Adds a scheduler's steps to its workers; returns how many tokens they prefilled. */
   _addSteps({ target, snapshot }) {
     const { steps, workers, now } = snapshot;
     let prefilled = 0;
@@ -72,7 +72,7 @@ export class History {
     }
     for (const { address } of workers) {
       const kept = this._steps.get(`${target} ${address}`) ?? [];
-      // A scheduler that was started again has another clock.
+      // A restarted scheduler has another clock.
       const recent = kept.filter(({ ended }) => ended > now - STEP_SECONDS && ended <= now);
       this._steps.set(`${target} ${address}`, recent);
     }
@@ -89,7 +89,7 @@ function rate(count, seconds) {
   return seconds > 0 && count >= 0 ? count / seconds : null;
 }
 
-/** The mean of what was observed between two states of a sum and a count. */
+/** The mean of the observations between two states of a sum and a count. */
 function mean([sum, count], [sumBefore, countBefore]) {
   return count > countBefore ? (sum - sumBefore) / (count - countBefore) : null;
 }

@@ -29,7 +29,7 @@ async function loadModels() {
     const list = await models();
     const options = list.map(({ id }) => element("option", { value: id }, id));
     byId("model").replaceChildren(...options);
-    if (!list.length) setTimeout(loadModels, RETRY_MS); // no scheduler has met a worker yet
+    if (!list.length) setTimeout(loadModels, RETRY_MS); // no scheduler has had a worker yet
   } catch (error) {
     if (error.status === 401) askForKey();
     else toast(error.message);
@@ -48,7 +48,7 @@ byId("key-dialog").addEventListener("close", () => {
   loadModels();
   window.dispatchEvent(new Event("key"));
 });
-// Enter in the field uses the key: the form's first button would cancel.
+// Enter in the field uses the key; without this, it would press the form's first button, Cancel.
 byId("key").addEventListener("keydown", (event) => {
   if (event.key !== "Enter") return;
   event.preventDefault();

@@ -9,7 +9,7 @@ const LEAST_RENDER_MS = 60;
 
 export class MessageView {
   /** `actions` are edit(node, text), again(node), sibling(node, step), answerTool(node, call, text),
-   * and siblings(node), the messages in its place. */
+   * and siblings(node), the messages with the same parent. */
   constructor(node, actions, tokens = null) {
     this.node = node;
     this._actions = actions;
@@ -28,7 +28,7 @@ export class MessageView {
     this.render();
   }
 
-  /** Shows more of a streamed answer soon; many calls make one update. */
+  /** Schedules an update of a streamed answer; many calls make one update. */
   changed() {
     if (this._timer) return;
     const wait = Math.max(LEAST_RENDER_MS, 4 * this._renderMs);
@@ -44,7 +44,7 @@ export class MessageView {
     this.render();
   }
 
-  /** What the answer waits for, or nothing. */
+  /** The reason why the answer waits, or nothing. */
   set state(text) {
     this._state.textContent = text;
   }
@@ -82,7 +82,7 @@ export class MessageView {
     if (inspects && this._body.tabIndex !== 0) this._inspectWithKeys();
   }
 
-  /** Makes the nodes of a part of a text: a span for each token that has a probability. */
+  /** Makes the nodes of a part of a text: a span for each token with a probability. */
   _leaf(text, part) {
     const tokens = this._tokens?.[part].tokens ?? [];
     return (from, to) => {

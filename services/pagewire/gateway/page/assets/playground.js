@@ -1,4 +1,4 @@
-// With `pagewire run --playground`: buttons that kill a worker, to see that streams go on.
+// With `pagewire run --playground`: buttons that kill a worker, to see that streams continue.
 
 import { button, byId, toast } from "./dom.js";
 import { call } from "./server.js";
@@ -13,7 +13,7 @@ export function hasPlayground() {
   return asked;
 }
 
-/** Kills the worker at an address, or the busiest one of the chosen model, and says so. */
+/** Kills the worker at an address, or the busiest one of the chosen model, and reports it. */
 export async function killWorker(address = null) {
   try {
     const body = JSON.stringify(address ? { worker: address } : { model: byId("model").value });

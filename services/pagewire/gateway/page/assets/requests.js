@@ -1,4 +1,4 @@
-// The requests that run and wait, with their phase. No text of them comes here.
+// Running and waiting requests, with their phase. The page does not receive their text.
 
 import { element } from "./dom.js";
 import { workerName } from "./topology.js";

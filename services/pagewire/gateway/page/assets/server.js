@@ -1,8 +1,8 @@
-// Calls of the gateway that this page comes from. Addresses are relative: a proxy may add a path.
+// Calls of the gateway that serves this page. Addresses are relative: a proxy may add a path.
 
 const KEY = "pagewire.key";
 
-/** An answer that is an error, in the server's words. */
+/** An error answer, with the server's message. */
 export class ServerError extends Error {
   constructor(status, message) {
     super(message);
@@ -30,7 +30,7 @@ export async function call(path, options = {}) {
   return response;
 }
 
-/** The models that are served. */
+/** The served models. */
 export async function models() {
   return (await (await call("v1/models")).json()).data;
 }

@@ -3,7 +3,7 @@
 import { button, byId, element } from "./dom.js";
 import * as storage from "./storage.js";
 
-// A field's name is the API's; empty leaves it out, so that the server's default holds.
+// A field's name is the API's. An empty field is left out, so that the server's default applies.
 const NUMBERS = [
   ["temperature", "Temperature", 0, 2, 0.1],
   ["top_p", "Top p", 0, 1, 0.05],
@@ -35,7 +35,7 @@ const EXAMPLE_SCHEMA = JSON.stringify({
   additionalProperties: false,
 }, null, 2);
 
-/** A setting that is no valid JSON. */
+/** A setting that is not valid JSON. */
 export class SettingError extends Error {}
 
 export class Settings {

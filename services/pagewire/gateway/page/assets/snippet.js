@@ -1,4 +1,4 @@
-// A request as a command for the shell, and as Python. The key stays out of both.
+// A request as a shell command, and as Python. Neither contains the key.
 
 import { apiKey } from "./server.js";
 

@@ -1,4 +1,4 @@
-// What the browser keeps: conversations and settings. Nothing of it is sent anywhere.
+// The data that the browser stores: conversations and settings. It is not sent anywhere.
 
 import { toast } from "./dom.js";
 import { Conversation } from "./conversation.js";
@@ -6,7 +6,7 @@ import { Conversation } from "./conversation.js";
 const CONVERSATION = "pagewire.conversation.";
 const SETTINGS = "pagewire.settings";
 
-/** All conversations, the latest first. One that cannot be read is left out, and left alone. */
+/** All conversations, the latest first. An unreadable one is left out, and stays stored. */
 export function conversations() {
   const found = [];
   for (let index = 0; index < localStorage.length; index += 1) {

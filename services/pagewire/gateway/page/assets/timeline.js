@@ -1,4 +1,4 @@
-// A worker's steps of the last seconds: what each computed, and the bubbles between them.
+// A worker's steps of the last seconds: the work of each, and the bubbles between them.
 
 import { element } from "./dom.js";
 
@@ -57,7 +57,7 @@ export class Timeline {
   }
 }
 
-/** What the colours of the bars mean. */
+/** The legend of the bars' colours. */
 export function stepLegend() {
   const names = { held: "decode", shared: "prefill", host: "copies", free: "bubble" };
   return element("ul", { className: "legend" }, element("li", {}, "Steps:"),

@@ -1,4 +1,4 @@
-// Which part of a text each token has written, from the log probabilities beside the text.
+// The part of a text that each token wrote, from the log probabilities beside the text.
 
 /** A token that wrote text: `from` and `to` are places in the text. */
 // { from, to, text, logprob, top: [{ text, logprob }] }
@@ -12,14 +12,14 @@ export class TokenText {
     this._bytes = [];
   }
 
-  /** Adds a piece of text, and the log probabilities that came with it, in the API's form. */
+  /** Adds a piece of text and its log probabilities, in the API's form. */
   add(text, content) {
     this.text += text;
     for (const entry of content ?? []) this._decode(entry);
     this._align();
   }
 
-  /** A character may need several tokens: they are shown as one, with the first one's choice. */
+  /** Several tokens of one character are shown as one, with the choice of the first token. */
   _decode(entry) {
     if (!entry.bytes) {
       this._waiting.push({ ...chosen(entry), text: entry.token });
@@ -37,7 +37,7 @@ export class TokenText {
     }
   }
 
-  /** Special tokens write no text and are passed over. */
+  /** Special tokens write no text and are skipped. */
   _align() {
     while (this._waiting.length && this._at < this.text.length) {
       const token = this._waiting[0];
@@ -46,7 +46,7 @@ export class TokenText {
         this.tokens.push({ ...token, from: this._at, to: end });
         this._at = end;
       } else if (end > this.text.length && token.text.startsWith(this.text.slice(this._at))) {
-        return; // the rest of its text has not come
+        return; // the rest of its text has not arrived
       }
       this._waiting.shift();
     }

@@ -1,4 +1,4 @@
-// Gateways, schedulers and workers in three columns, and who serves whom.
+// Gateways, schedulers and workers in three columns, and their connections.
 
 import { element } from "./dom.js";
 
@@ -90,7 +90,7 @@ function box(id, name, note, state, title = name) {
   return made;
 }
 
-/** A worker's address as a name: of a socket file its own name. */
+/** A short name for a worker's address: for a socket, the name of its file. */
 export function workerName(address) {
   return address.startsWith("unix:") ? address.split("/").pop().replace(/\.sock$/, "") : address;
 }
