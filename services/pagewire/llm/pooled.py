@@ -1,4 +1,4 @@
-"""Embeddings and scores: from what a caller gives to jobs, and from vectors to outputs."""
+"""Embeddings and scores: from a caller's input to jobs, and from vectors to outputs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from pagewire.packing import unpack_floats
 from pagewire.v1 import inference_pb2 as pb
 
 Request = EmbeddingRequest | ScoreRequest
-# Fields of a body that are no variables of a call.
+# Fields of a body that a call does not accept by name.
 _NOT_FOR_CALLS = {"model", "request_id", "input", "encoding_format", "text_1", "text_2"}
 
 
