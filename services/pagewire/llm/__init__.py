@@ -1,6 +1,6 @@
 """The Python API: models in processes of their own, called from a script or a notebook.
 
-It has no HTTP. It starts workers and a scheduler, and follows requests with the gateway's packages
+It has no HTTP. It starts workers and a scheduler, and follows requests with the gateway's rooms
 `api`, `generation` and `routing`. So a request survives the loss of a process here, too.
 """
 

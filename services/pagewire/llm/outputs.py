@@ -122,7 +122,7 @@ def failed_output(
 
 
 class Pieces:
-    """Cuts the outputs of a prompt into pieces; stores the position up to which each is sent."""
+    """Cuts the outputs of a prompt into pieces; records the part that is already taken."""
 
     def __init__(self, prompt: Prompt, job: Job, generations: Sequence[Generation]) -> None:
         self._prompt = prompt

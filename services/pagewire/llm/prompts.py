@@ -180,7 +180,7 @@ def prompt_of(given: PromptLike) -> Prompt:
         return Prompt(text=given)
     if isinstance(given, Sequence) and not isinstance(given, bytes):
         ids: list[Any] = list(given)
-        # The API's request checks the other items. It would read a list of texts as several prompts.
+        # The API's request checks the other items; it would read a list of texts as many prompts.
         if not ids or isinstance(ids[0], int):
             return Prompt(token_ids=ids)
     raise invalid(
