@@ -57,8 +57,8 @@ def percentiles(seconds: list[float]) -> dict[str, float]:
 def block_hit_rate(requests: list[RequestRecord]) -> float | None:
     """The share of the trace's hashed blocks whose tokens were all cached.
 
-    None if the trace has no hashes. At least one token of a sequence is always computed. So the last
-    hashed block of a request is never counted if the prompt ends with it.
+    None if the trace has no hashes. One token of a sequence is always computed. So the last hashed
+    block of a request is never counted if the prompt ends with it.
     """
     total = sum(request.hash_blocks for request in requests)
     if not total:
