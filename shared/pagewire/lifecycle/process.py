@@ -25,8 +25,8 @@ def run_service(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
 
     A process whose event loop is stuck ends with status 1, so that its supervisor restarts it.
     """
-    # Imported modules are never freed. Without freeze, every full collection would traverse them and
-    # block the event loop for 20 to 40 ms.
+    # Imported modules are never freed. Without freeze, every full collection would traverse them,
+    # which blocks the event loop for 20 to 40 ms.
     gc.collect()
     gc.freeze()
     uvloop.run(_with_signals(main))
