@@ -43,7 +43,7 @@ def served_weights(config: ModelConfig, weights: Weights) -> Weights:
 
 
 def _put_gates_first(layer: LayerWeights) -> None:
-    """Reorders each expert's rows, in which gates and values alternate: gates first, then values."""
+    """Reorders each expert's rows, in which gates and values alternate: the gates come first."""
     for tensor in (layer.gate_up, layer.gate_up_bias):
         if isinstance(tensor, Tensor):  # quantized rows are in order already
             for expert in tensor:  # one at a time needs little memory
