@@ -35,7 +35,7 @@ class AsyncLLM:
         self._finalizer = weakref.finalize(self, self._stack.close)
 
     async def start(self) -> None:
-        """Waits until the processes are ready; RuntimeError says why one did not start."""
+        """Waits until the processes are ready; RuntimeError has the reason if one did not start."""
         await self._stack.until_connected()
 
     async def model(self) -> pb.Model:

@@ -1,7 +1,7 @@
 """A simulated device: tokens are a hash of the history, and steps take the time of `StepTime`.
 
 The KV of a position is a hash of all tokens up to it, kept in the block that the block table names.
-So wrong blocks, a wrong prefix or a wrong history give other tokens, as on a real device. A token
+So wrong blocks, a wrong prefix or a wrong history change the tokens, as on a real device. A token
 is a pure function of
 
 - the sequence's tokens before it, independent of the prompt's end, preemptions and cached blocks

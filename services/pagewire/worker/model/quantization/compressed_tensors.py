@@ -19,7 +19,7 @@ MIXED = "mixed-precision"  # each group then has its own format
 
 
 def parse_compressed_tensors(fields: Fields) -> Quantization:
-    """Weights whose scheme is that of the first of `config_groups` with a target that matches."""
+    """Weights with the scheme of the first of `config_groups` that has a matching target."""
     stored = fields.take_one_of("format", [*FORMATS, MIXED], None)
     # Older exporters store compressed weights with the status "frozen".
     fields.take_one_of("quantization_status", ["compressed", "frozen"], "compressed")
