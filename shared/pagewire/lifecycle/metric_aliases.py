@@ -14,8 +14,8 @@ from pagewire.lifecycle.metrics import StepCounter
 class SameAs:
     """`name` is an alias of a Pagewire metric with the same meaning.
 
-    `labels` maps Pagewire's labels to new names; a label without a new name is left out, as it has
-    only one value. Samples whose labels have a value in `without` are left out.
+    `labels` maps names of Pagewire's labels to new names; other labels keep their names. Samples
+    whose labels have a value in `without` are left out.
     """
 
     name: str
