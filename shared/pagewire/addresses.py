@@ -1,5 +1,4 @@
-"""Addresses of services: `host:port` or `unix:PATH`, and the targets that a DNS name or a file
-stands for."""
+"""Addresses of services: `host:port` or `unix:PATH`, and the targets of a DNS name or a file."""
 
 import asyncio
 import errno
@@ -15,7 +14,7 @@ class Address:
     """An address as it was given.
 
     With a host and port it is resolved, and may stand for several gRPC targets. With a file it
-    stands for the targets in it. Otherwise `text` itself is the one target.
+    stands for the targets in the file. Otherwise `text` itself is the only target.
     """
 
     text: str
@@ -30,8 +29,8 @@ _FILE = "file:"
 
 
 def parse_addresses(text: str) -> list[Address]:
-    """Schedulers in a comma-separated list; each host name stands for every address of it,
-    and `file:PATH` for every address in a file.
+    """Schedulers in a comma-separated list. A host name stands for all its addresses, and
+    `file:PATH` for all addresses in a file.
 
     ValueError names the address at fault.
     """
@@ -61,9 +60,9 @@ def parse_worker_addresses(text: str) -> list[Address]:
 
 
 async def resolve(address: Address) -> list[str]:
-    """The gRPC targets that an address stands for now.
+    """The present gRPC targets of an address.
 
-    OSError if its name does not resolve, or its file cannot be read or has another kind of line.
+    OSError if its name does not resolve, or if its file cannot be read or has an invalid line.
     """
     if address.file:
         return _targets_in(address.file)
@@ -81,7 +80,7 @@ async def resolve(address: Address) -> list[str]:
 def _targets_in(path: str) -> list[str]:
     """The targets in a file, one a line; lines that begin with # are comments.
 
-    Write the new list to another file and rename that: a half-written list would be taken.
+    Write a new list to another file and rename that file: a half-written list would be read.
     """
     try:
         lines = [line.strip() for line in Path(path).read_text().splitlines()]
@@ -97,7 +96,7 @@ def _targets_in(path: str) -> list[str]:
 
 
 def with_port(host: str, port: int) -> str:
-    """`host:port`, as gRPC and URLs take it: an IPv6 address in brackets."""
+    """`host:port` for gRPC and URLs: an IPv6 address is in brackets."""
     return f"[{host.strip('[]')}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -153,5 +152,5 @@ def _is_port(text: str) -> bool:
 
 
 def is_fault_of_port(error: OSError) -> bool:
-    """Whether a server could not listen because of its port. Otherwise its host is at fault."""
+    """Whether a server could not listen because of its port, not because of its host."""
     return error.errno in (errno.EADDRINUSE, errno.EACCES)

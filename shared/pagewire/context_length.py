@@ -1,7 +1,7 @@
 """The error of a request that is longer than the model's context.
 
-LiteLLM recognizes it by OpenAI's words, others by its code. LangChain looks for the code in the
-message, so the message ends with it.
+LiteLLM recognizes it by OpenAI's words, other clients by its code. LangChain looks for the code in
+the message, so the message ends with the code.
 """
 
 from pagewire.errors import Code, RequestError
@@ -21,8 +21,8 @@ def context_length_exceeded(
     """The error of `prompt` and `completion` tokens that do not fit into a context.
 
     `length` is the context's, such as "200 tokens". Not `exact`: the prompt has more than `prompt`
-    tokens, because tokenization stopped there. `part` is what the prompt is called: "messages" or
-    "prompt". `field` is the field that would have to change.
+    tokens, because tokenization stopped there. `part` is the name of the prompt: "messages" or
+    "prompt". `field` is the field that must change.
     """
     more = "" if exact else "more than "
     fault = f": {field}" if field.endswith("_tokens") else ""

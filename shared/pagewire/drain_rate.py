@@ -1,4 +1,4 @@
-"""The rate at which a queue empties, from which the Retry-After of refused requests follows."""
+"""The rate at which a queue empties, which determines the Retry-After of refused requests."""
 
 import math
 
@@ -10,16 +10,16 @@ MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 60.0
 
 
 class DrainRate:
-    """Counts departures from a queue; older ones count less. The caller gives the time in seconds.
+    """Counts departures from a queue; older ones count less. The caller passes the time in seconds.
 
-    One departure is added to the count. So a young queue is taken to be fast, and the estimated
-    rate falls with the time in which nothing leaves.
+    One departure is added to the count. So a young queue counts as fast, and the estimated rate
+    falls while no request leaves.
     """
 
     __slots__ = ("_at", "_began", "_memory", "_recent")
 
     def __init__(self, now: float, memory: float = MEMORY_SECONDS) -> None:
-        """`memory` is the time constant, in seconds, by which departures are forgotten."""
+        """`memory` is the time constant, in seconds, with which departures decay."""
         self._memory = memory
         self._began = self._at = now
         self._recent = 0.0
@@ -30,14 +30,14 @@ class DrainRate:
         self._recent += 1.0
 
     def skip_idle_time(self, now: float) -> None:
-        """The queue was empty since the last call: that time does not count."""
+        """The queue has been empty since the last call: that time does not count."""
         self._began += now - self._at
         self._at = now
 
     def seconds_for(self, count: int, now: float, leaving: int = 1) -> float:
         """Seconds until `count` more requests have left, at the present rate.
 
-        So many that are `leaving` are added to the departures.
+        `leaving` requests are added to the departures.
         """
         self._decay(now)
         if now - self._began < MIN_OBSERVED_SECONDS:

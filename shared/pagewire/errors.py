@@ -7,7 +7,7 @@ from typing import Any
 _MAX_MESSAGE_LENGTH = 1000
 _MAX_FIELD_LENGTH = 200
 _MAX_QUOTED = 60
-MAX_QUOTED_NAME = 200  # of models and requests, which clients must recognize
+MAX_QUOTED_NAME = 200  # for names of models and requests, which clients must recognize
 
 
 class Code(IntEnum):
@@ -29,9 +29,9 @@ class Code(IntEnum):
 class RequestError(Exception):
     """One request is refused or has failed; the service continues.
 
-    `message` names the field, the value and the remedy. `field` is the field of the request that is
-    wrong, or empty. `retry_after` are the seconds after which to try again, if known. `reason` is
-    for programs: it is the error's `code` over HTTP, unless it is empty.
+    `message` names the field, the value and the remedy. `field` is the invalid field of the
+    request, or empty. `retry_after` is the number of seconds after which to try again, if known.
+    `reason` is for programs: unless empty, it is the error's `code` over HTTP.
     """
 
     code: Code
@@ -68,7 +68,7 @@ def deadline_passed(deadline_ms: int, generates: bool = True) -> RequestError:
 
 
 def quoted(value: Any, most: int = _MAX_QUOTED) -> str:
-    """A value as an error message shows it, with `most` characters at most."""
+    """A value for an error message, with at most `most` characters."""
     if isinstance(value, list | dict):
         return "an array" if isinstance(value, list) else "an object"
     if value is None or isinstance(value, bool):

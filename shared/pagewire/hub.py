@@ -1,8 +1,8 @@
 """Downloads the files of a model from the Hugging Face hub into its cache on this machine.
 
-Only what a service reads is downloaded: the configuration, the tokenizer's files, chat templates,
-and safetensors weights. What the cache has is used as it is, without asking the hub: a process that
-starts again needs no network and runs the same weights as before.
+Only files that a service reads are downloaded: the configuration, the tokenizer's files, chat
+templates, and safetensors weights. Files in the cache are used without a request to the hub. So a
+process that starts again needs no network and runs the same weights as before.
 """
 
 import json
@@ -21,7 +21,7 @@ from pagewire.models import HubId, hub_cache
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-# Names as in the root of a repository: `*` of these patterns matches `/`, too.
+# Names in the root of a repository. The `*` in these patterns also matches `/`.
 SMALL_FILES = (
     "config.json",
     "generation_config.json",
@@ -49,19 +49,19 @@ SMALL_FILES = (
     "additional_chat_templates/*.jinja",
     INDEX,
 )
-# Formats of weights that are not read, for error messages.
+# Unsupported formats of weights, for error messages.
 _OTHER_WEIGHTS = ("*.bin", "*.gguf", "*.pt", "*.pth", "*.onnx", "*.h5", "*.msgpack")
 # Seconds between two lines about a download, and between two states of the bar.
 _REPORT_INTERVAL = 10.0
 _BAR_INTERVAL = 0.2
-# Seconds without a byte after which no process writes to a part of a file any more.
+# Seconds without a write after which a partial file counts as abandoned.
 _STALE_AFTER = 3600.0
 
 Report = Callable[[str], None]
 
 
 class DownloadError(Exception):
-    """A model cannot be downloaded; the message says why, and what to do."""
+    """A model cannot be downloaded; the message has the reason and the remedy."""
 
 
 def _print(line: str) -> None:
@@ -74,11 +74,11 @@ def fetch_model(
     """Makes sure that the files of `model` are on this machine: its config.json, and its tokenizer
     and weights if they are needed.
 
-    Returns `model` as it is, or, for a hub id, the id with the commit of the files. `report` gets
-    lines about a download, and a terminal gets a progress bar.
+    Returns `model` as it is, or, for a hub id, the id with the commit of the files. `report`
+    receives lines about a download; a terminal shows a progress bar.
 
     Raises DownloadError. A `model` that is neither a folder nor `org/name` is returned: the service
-    that reads it reports it.
+    that reads it reports the error.
     """
     hub_id = HubId.of(model)
     if hub_id is None or "/" not in hub_id.name:
@@ -103,10 +103,10 @@ def fetch_model(
 def _has_small_files(hub_id: HubId, folder: Path) -> bool:
     """Whether a snapshot in the cache has all small files of its commit.
 
-    The cache of an old release of huggingface_hub does not say which files there are. Offline, its
-    snapshot is taken for complete.
+    The cache of an old release of huggingface_hub does not list a commit's files. Offline, its
+    snapshot counts as complete.
     """
-    # Here, because this import takes a third of a second, which local models need not wait for.
+    # Imported here: the import takes a third of a second, and local models do not need it.
     from huggingface_hub import get_cached_repo_tree, snapshot_download
     from huggingface_hub.errors import CachedRepoTreeNotFoundError, LocalEntryNotFoundError
 
@@ -124,7 +124,7 @@ def _has_small_files(hub_id: HubId, folder: Path) -> bool:
 
 
 def _download(hub_id: HubId, begun: Path | None, weights: bool, report: Report) -> Path:
-    """Downloads the files of `hub_id`; of the commit of the folder `begun`, where a part is."""
+    """Downloads the files of `hub_id`; of the commit of `begun`, which already has some of them."""
     from huggingface_hub.errors import RevisionNotFoundError
 
     report(f"downloading {hub_id} from {_endpoint()}")
@@ -148,7 +148,7 @@ def _download(hub_id: HubId, begun: Path | None, weights: bool, report: Report) 
 
 
 def _files(hub_id: HubId, weights: bool, report: Report) -> Path:
-    """Downloads what is missing. Raises DownloadError, and what huggingface_hub raises."""
+    """Downloads missing files. Raises DownloadError and huggingface_hub's errors."""
     folder = _snapshot(hub_id, list(SMALL_FILES))
     if not (folder / "config.json").is_file():
         raise DownloadError(
@@ -165,7 +165,7 @@ def _files(hub_id: HubId, weights: bool, report: Report) -> Path:
 
 
 def _remove_stale_parts(hub_id: HubId) -> None:
-    """Removes what processes left that were killed in a download: it is not continued."""
+    """Removes partial files of killed processes; no download continues them."""
     for part in (hub_id.cache_folder() / "blobs").glob("*.incomplete"):
         with suppress(OSError):
             if time.time() - part.stat().st_mtime > _STALE_AFTER:
@@ -173,7 +173,7 @@ def _remove_stale_parts(hub_id: HubId) -> None:
 
 
 def _snapshot(hub_id: HubId, patterns: list[str]) -> Path:
-    """Downloads the files that match; those that are complete in the cache are left as they are."""
+    """Downloads the files that match; complete files in the cache stay as they are."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
@@ -209,7 +209,7 @@ def _has_weights(folder: Path) -> bool:
 def _progress(folder: Path, names: list[str], hub_id: HubId, report: Report) -> Iterator[None]:
     """A progress bar on standard error if that is a terminal, else a line every few seconds.
 
-    It looks at the files, because huggingface_hub's own bars stay on the terminal.
+    It reads the sizes of the files. huggingface_hub's own bars would stay on the terminal.
     """
     sizes = _sizes(hub_id.name, folder.name)
     total = sum(sizes.get(name, 0) for name in names)
@@ -273,7 +273,7 @@ def _size_of(path: Path) -> int:
 
 
 def _sizes(name: str, commit: str) -> dict[str, int]:
-    """Bytes of each file of a commit, as its download has listed them."""
+    """Bytes of each file of a commit, from the list that the download stored."""
     from huggingface_hub import get_cached_repo_tree
 
     return {
@@ -296,7 +296,7 @@ def _no_weights(hub_id: HubId, folder: Path) -> str:
 
 
 def _explain(error: Exception, hub_id: HubId) -> str:
-    """Why a download failed and what to do, from huggingface_hub's errors."""
+    """The reason of a failed download and the remedy, from huggingface_hub's errors."""
     from huggingface_hub import errors as hub
     from huggingface_hub import get_token
 

@@ -1,4 +1,4 @@
-"""JSON files of a model: what is wrong with one is said with its path and line."""
+"""JSON files of a model; errors name the path and the line."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def read_json(path: Path) -> Any:
-    """The value in a file; ValueError names the file, the line and what is wrong there.
+    """The value in a file; ValueError names the file, the line and the error.
 
     OSError if the file cannot be opened.
     """
@@ -33,7 +33,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def line_of(path: Path, key: str) -> int | None:
-    """The line of a key in a file; None if it is not there."""
+    """The line of a key in a file; None if the file does not have it."""
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if f'"{key}"' in line:
             return number

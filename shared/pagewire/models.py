@@ -19,16 +19,16 @@ _REVISION = re.compile(r"[\w-][\w./-]*")
 
 @dataclass(frozen=True, slots=True)
 class HubId:
-    """The id of a model at the Hugging Face hub, `org/name`, and a branch, tag or commit of it."""
+    """The id of a model on the Hugging Face hub, `org/name`, and its branch, tag or commit."""
 
     name: str
     revision: str = DEFAULT_REVISION
 
     @classmethod
     def of(cls, model: str) -> "HubId | None":
-        """The id that `model` is, as `org/name` or `org/name@revision`.
+        """Parses `model` as `org/name` or `org/name@revision`.
 
-        None for `embedded`, for an existing folder, and for what is no id.
+        None for `embedded`, for an existing folder, and for any other text.
         """
         if model == EMBEDDED or (Path(model).expanduser() / "config.json").is_file():
             return None
@@ -49,7 +49,7 @@ class HubId:
         return hub_cache() / f"models--{self.name.replace('/', '--')}"
 
     def cached_snapshot(self) -> Path | None:
-        """The folder of this revision in the hub's cache. Files may be missing there."""
+        """The folder of this revision in the hub's cache. Some files may be missing."""
         repo = self.cache_folder()
         commit = self.revision
         if _COMMIT.fullmatch(commit) is None:
@@ -64,8 +64,7 @@ class HubId:
 def resolve_model(model: str) -> Path:
     """The folder of a model given as a path, a cached Hugging Face hub id, or `embedded`.
 
-    FileNotFoundError names the places that were searched. Nothing is downloaded, see
-    `pagewire.hub`.
+    FileNotFoundError names the searched places. It downloads nothing; `pagewire.hub` does.
     """
     if model == EMBEDDED:
         return Path(__file__).parent / "embedded" / "model"
@@ -84,8 +83,8 @@ def resolve_model(model: str) -> Path:
 
 
 def resolve_tokenizer(model: str, tokenizer: str | None) -> Path:
-    """The folder of a model's tokenizer: of the model, unless `tokenizer` is another model or a
-    folder, which needs no config.json then."""
+    """The folder of a model's tokenizer: the model's, unless `tokenizer` names another model or a
+    folder, which then needs no config.json."""
     if tokenizer is None:
         return resolve_model(model)
     folder = Path(tokenizer).expanduser()
@@ -93,9 +92,9 @@ def resolve_tokenizer(model: str, tokenizer: str | None) -> Path:
 
 
 def served_name(model: str, given: str | None) -> str:
-    """The name of a model in requests: the given one, else one that follows from `model`.
+    """The name of a model in requests: the given one, else one derived from `model`.
 
-    That is the hub id without its revision, or the last part of a path.
+    The derived name is the hub id without its revision, or the last part of a path.
     """
     if given:
         return given

@@ -1,11 +1,11 @@
-"""Latency objectives of a request: those that meet them count for goodput."""
+"""Latency objectives of a request. Requests that meet them count for goodput."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """The most milliseconds to the first token (TTFT) and for each token after it (TPOT).
+    """Maximum milliseconds to the first token (TTFT) and for each later token (TPOT).
 
     None is no limit.
     """
@@ -14,7 +14,8 @@ class Objectives:
     tpot_ms: float | None = None
 
     def met_by(self, ttft_seconds: float, tpot_seconds: float | None) -> bool:
-        """Whether a request met both; without a second token it has no TPOT and meets that one."""
+        """Whether a request met both. Without a second token it has no TPOT, and meets that
+        objective."""
         return (self.ttft_ms is None or ttft_seconds * 1e3 <= self.ttft_ms) and (
             self.tpot_ms is None or (tpot_seconds or 0.0) * 1e3 <= self.tpot_ms
         )

@@ -1,6 +1,6 @@
 """The formats in which models write tool calls and reasoning, as data.
 
-Schedulers find the format of their model, gateways parse it.
+Schedulers find the format of their model; gateways parse outputs with it.
 """
 
 from dataclasses import dataclass
@@ -54,10 +54,10 @@ class PythonCalls:
 
 @dataclass(frozen=True, slots=True)
 class CallFrame:
-    """How a model is made to write calls: `begin CALL separator CALL ... close`.
+    """The form of calls that a grammar enforces: `begin CALL separator CALL ... close`.
 
     A call is `before NAME middle ARGUMENTS after`. Names are JSON strings if `quoted`. Arguments
-    are written as the format's `tagged` or `python` says, and as JSON without both.
+    have the form of the format's `tagged` or `python`, or JSON without both.
     """
 
     before: str
@@ -74,9 +74,9 @@ class ToolFormat:
     """How a model writes its tool calls.
 
     A section of calls begins with one of the tags `begins`, and may end with one of `ends`. With
-    `bare`, the output may also begin with a section that has no tag; then only names of the
-    request's tools count as calls, because other JSON would look the same. Calls of a section may
-    be separated by `separators`.
+    `bare`, the output may also begin with a section that has no tag. Then only names of the
+    request's tools count as calls, because other JSON looks the same. `separators` may stand
+    between the calls of a section.
     """
 
     json: JsonCalls | None = None
@@ -87,23 +87,23 @@ class ToolFormat:
     ends: tuple[str, ...] = ()
     bare: bool = False
     separators: tuple[str, ...] = ()
-    # The model's chat template takes ids of nine letters and digits only.
+    # The model's chat template accepts only ids of nine letters and digits.
     short_ids: bool = False
-    # Calls are enforced in one of these frames, of which a model takes the one that it knows. All
-    # begin with `trigger`: a tag, or a character that no answer in words begins with.
+    # The frames in which calls may be enforced; the model chooses the frame of its training. All
+    # begin with `trigger`: a tag, or a character with which no answer in words begins.
     frames: tuple[CallFrame, ...] = ()
     trigger: str = ""
-    # Calls are messages in channels, which the reasoning format of the same name reads.
+    # Calls are messages in channels; the reasoning format of the same name reads them.
     channels: bool = False
     special: tuple[str, ...] = ()  # further special tokens of the format
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """All tags. Some models have special tokens for them, which must be kept in the text."""
+        """All tags. Some models have special tokens for them, which must stay in the text."""
         named = self.named
         inner: tuple[str, ...] = ()
         if named is not None:
-            # `function<sep>` has a tag behind a word.
+            # `function<sep>` has a tag after a word.
             prefixes = [prefix[prefix.find("<") :] for prefix in named.prefixes if "<" in prefix]
             ends = [end[end.find("<") :] for end in named.ends]
             inner = (named.begin, *prefixes, *named.separators, named.id_begin, *ends)
@@ -114,8 +114,8 @@ class ToolFormat:
 class ReasoningFormat:
     """Reasoning stands at an output's beginning, between a tag of `begins` and one of `ends`.
 
-    With `channels`, an output is messages in channels, of which one has the reasoning
-    (`gateway.parsers.channels`). `answer` begins the answer where this is not the reasoning's end.
+    With `channels`, an output consists of messages in channels; one channel has the reasoning
+    (`gateway.parsers.channels`). `answer` begins the answer, unless the reasoning's end does.
     """
 
     begins: tuple[str, ...]
@@ -157,7 +157,7 @@ _HARMONY = (
 )
 
 TOOL_FORMATS: dict[str, ToolFormat] = {
-    # gpt-oss. This is for calls alone; with reasoning, channels are read as such.
+    # gpt-oss, for calls without reasoning. With reasoning, the channels' parser reads both.
     "harmony": ToolFormat(
         named=NamedCalls(
             separators=tuple(
@@ -178,7 +178,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         channels=True,
         special=_HARMONY,
     ),
-    # Hermes, Qwen 2.5, Qwen 3 and many that were trained on their data.
+    # Hermes, Qwen 2.5, Qwen 3 and many models that were trained on their data.
     "hermes": ToolFormat(
         json=JsonCalls(),
         begins=("<tool_call>",),
@@ -207,7 +207,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         named=NamedCalls(separators=("[ARGS]",), id_begin="[CALL_ID]"),
         begins=("[TOOL_CALLS]",),
         short_ids=True,
-        # Newer models write a name, older ones an array.
+        # Newer models write a name, older models an array.
         frames=(
             CallFrame("[TOOL_CALLS]", "[ARGS]", "", quoted=False),
             *(_mistral_array(space) for space in (" ", "")),
@@ -256,7 +256,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         ),
         trigger="<｜tool▁calls▁begin｜>",
     ),
-    # What a model is made to write whose own format cannot be enforced.
+    # The enforced format for a model whose own format cannot be enforced.
     "json": ToolFormat(
         json=JsonCalls(),
         bare=True,

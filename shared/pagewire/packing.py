@@ -1,5 +1,5 @@
-"""Arrays in messages, little-endian: token ids, slots and blocks as int32, floats as float32, and
-counts and stream numbers as uint32."""
+"""Little-endian arrays in messages: token ids, slots and blocks as int32, floats as float32, counts
+and stream numbers as uint32."""
 
 from collections.abc import Sequence
 
@@ -15,8 +15,8 @@ _FLOAT_WIRE = np.dtype("<f4")
 
 
 def pack(values: Sequence[int] | NDArray[np.integer]) -> bytes:
-    """Integers as little-endian int32. OverflowError if a Python integer does not fit; the items of
-    an array are not checked."""
+    """Integers as little-endian int32. OverflowError if a Python integer does not fit; items of an
+    array are not checked."""
     return np.asarray(values, dtype=_WIRE).tobytes()
 
 

@@ -2,8 +2,8 @@
 
 
 def blocks_before(window: int, block_size: int) -> int:
-    """Blocks before that of a token which hold positions that it sees through a window.
+    """Maximum blocks, before the block of a token, with positions in the token's window.
 
-    `window` counts positions, that of the token included. The bound holds for any token of a block.
+    `window` counts positions, the token's own included. The bound holds for any token of a block.
     """
     return -(-(window - 1) // block_size)

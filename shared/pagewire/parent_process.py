@@ -10,7 +10,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(parent: int) -> None:
-    """Makes the kernel kill this process when its parent ends, in whatever way the parent ends.
+    """Makes the kernel kill this process when its parent ends, for any reason.
 
     Ends this process at once if the process `parent` has already ended.
     """
@@ -24,7 +24,7 @@ def end_with_parent(parent: int) -> None:
 
 
 def end_with_supervisor() -> None:
-    """The same for a process that was started with PARENT_VARIABLE in its environment."""
+    """Calls `end_with_parent` for a process that has PARENT_VARIABLE in its environment."""
     parent = os.environ.pop(PARENT_VARIABLE, None)
     if parent is not None:
         end_with_parent(int(parent))

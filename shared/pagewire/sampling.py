@@ -35,8 +35,8 @@ class Number:
     # Whether `low` itself is outside the range.
     above_low: bool
     default: float
-    # Whether each slot of a worker holds it in a tensor of its own, as int32 or float32. The others
-    # are penalties, which only some sequences have.
+    # Whether the worker's slots have it in a tensor of its own, int32 or float32. The other
+    # parameters are penalties, which only some sequences have.
     per_slot: bool
 
     def fault(self, value: float) -> str | None:
@@ -62,9 +62,9 @@ def _number(
 class SamplingNumbers:
     """The sampling parameters that are one number each: ranges, and defaults without effect.
 
-    This is their only declaration in Python. The gateway takes these fields, requests, sequences
-    and slots inherit them, and both step codecs copy them by name. SamplingParams of
-    inference.proto says what they mean, and SlotSampling of worker.proto has the same names.
+    This is their only declaration in Python. The gateway accepts these fields. Requests, sequences
+    and slots inherit them, and both step codecs copy them by name. SamplingParams in
+    inference.proto explains them, and SlotSampling in worker.proto has the same names.
     """
 
     temperature: float = _number(1.0, 0, 2)  # 0 is greedy
@@ -162,9 +162,9 @@ class StopConditions:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
-    # Whether max_tokens may be 0: the request wants something of its prompt.
+    # Whether max_tokens may be 0, because the request asks for output about its prompt.
     may_be_empty: InitVar[bool] = False
-    # What errors call two of the fields, for APIs that have other names.
+    # The names of two fields in errors, for APIs with other names.
     max_tokens_name: InitVar[str] = "max_tokens"
     stop_name: InitVar[str] = "stop"
 

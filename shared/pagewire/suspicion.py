@@ -1,8 +1,9 @@
-"""Evidence that one request crashes the processes that run it. Pure: the caller gives the time.
+"""Evidence that one request crashes the processes that run it. The caller passes the time.
 
-A gateway collects it for requests whose schedulers were lost, a scheduler for sequences whose
-workers were lost. A suspected request is tried: it runs alone in a process. It is confirmed when
-two processes ended during such trials, while the next process had lived without it in between.
+A gateway collects evidence for requests whose schedulers were lost, a scheduler for sequences whose
+workers were lost. A suspected request gets a trial: it runs alone in a process. The suspicion is
+confirmed when two processes ended during trials, and a process lived without the request between
+them.
 """
 
 from dataclasses import dataclass, field
@@ -21,20 +22,20 @@ LOSS_TIMEOUT_SECONDS = 10.0
 class Loss:
     """The stream to a process broke: the process ended or is stuck, or only its connection broke.
 
-    `ended` is None until that is known. A loss counts unless the process is known to live.
+    `ended` is None until this is known. A loss counts unless the process is known to live.
     """
 
     instance: str = ""
     ended: bool | None = None
 
     def resolve(self, instance: str) -> None:
-        """The peer answers again, as process `instance`; "" if it is not known to answer."""
+        """The peer answers again, as process `instance`; "" if no answer is known."""
         self.ended = not instance or instance != self.instance
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A loss while the request ran alone: at what time, and how many seconds after it started."""
+    """A loss while the request ran alone: its time, and the seconds since the request's start."""
 
     loss: Loss
     at: float
@@ -50,8 +51,8 @@ class Suspicion:
 
     @classmethod
     def from_report(cls, losses: int, took: list[float], now: float) -> "Suspicion":
-        """What another process reports when it hands the request back: how many processes ended,
-        and the duration of the trials among them."""
+        """The suspicion that another process reports when it returns the request: how many
+        processes ended, and the durations of the trials among them."""
         made = cls([Loss(ended=True) for _ in range(losses)])
         made._trials = [
             Trial(loss, now, seconds) for loss, seconds in zip(made._losses, took, strict=False)
@@ -70,7 +71,7 @@ class Suspicion:
 
     @property
     def confirmed(self) -> bool:
-        """Whether the request is taken to crash processes, and must not run again."""
+        """Whether the request crashes processes by this evidence, and must not run again."""
         return len(self.crashed_trials) >= MAX_CRASHES_ALONE
 
     @property
@@ -84,11 +85,11 @@ class Suspicion:
             self._losses.append(loss)
 
     def add_trial(self, loss: Loss, at: float, took: float) -> None:
-        """The loss happened while the request ran alone, `took` seconds after it started."""
+        """The loss happened while the request ran alone, `took` seconds after the start."""
         self._trials.append(Trial(loss, at, took))
 
     def discard_trials(self) -> None:
-        """A process without the request was lost too: the trials may have another cause."""
+        """A process without the request was lost, too: the losses may have another cause."""
         self._trials.clear()
 
     def clear(self) -> None:

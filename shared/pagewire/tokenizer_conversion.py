@@ -2,9 +2,9 @@
 
     python -m pagewire.tokenizer_conversion FOLDER
 
-prints the tokenizer.json of the SentencePiece model, tiktoken file or vocabulary in FOLDER. That
-process must not import torch, and its memory is gone when it ends. The result is kept in a cache,
-never in the model's folder.
+prints the tokenizer.json of the SentencePiece model, tiktoken file or vocabulary in FOLDER. A
+separate process releases its memory at the end; it must not import torch. The result is stored in a
+cache, never in the model's folder.
 """
 
 import os
@@ -18,7 +18,7 @@ from pathlib import Path
 from pagewire.models import hub_cache
 
 TOKENIZER = "tokenizer.json"
-# Files that transformers can read, besides those that describe them.
+# Files that transformers can convert, without the files that describe them.
 SOURCES = (
     "tokenizer.model",
     "tokenizer.model.v*",
@@ -45,15 +45,15 @@ _MAX_REASON = 1000  # characters
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether there is a tokenizer.json in `folder`, or something to make one of."""
+    """Whether `folder` has a tokenizer.json, or a file that can be converted to one."""
     return any(any(folder.glob(pattern)) for pattern in (TOKENIZER, *SOURCES))
 
 
 def tokenizer_file(folder: Path) -> Path:
-    """The tokenizer.json of `folder`, or the one that was made of what is there.
+    """The tokenizer.json of `folder`, or the result of its conversion.
 
-    FileNotFoundError if there is no tokenizer, ValueError if none can be made, OSError if it cannot
-    be stored.
+    FileNotFoundError if there is no tokenizer, ValueError if the conversion fails, OSError if its
+    result cannot be stored.
     """
     if (folder / TOKENIZER).is_file():
         return folder / TOKENIZER
@@ -66,7 +66,7 @@ def tokenizer_file(folder: Path) -> Path:
 
 
 def converted_tokenizer(folder: Path) -> str:
-    """The text of a tokenizer.json for the tokenizer in `folder`, from the cache if it is there.
+    """The text of a tokenizer.json for the tokenizer in `folder`, from the cache if possible.
 
     FileNotFoundError if there is no tokenizer, ValueError if transformers cannot convert it.
     """
@@ -107,7 +107,7 @@ def _convert(folder: Path) -> str:
             "tokenizer.json to it, which transformers' save_pretrained makes"
         ) from error
     if ended.returncode != 0:
-        # The line before the error may say why transformers tried what failed at last.
+        # The line before the error may explain why transformers tried the step that failed.
         lines = ended.stderr.decode(errors="replace").strip().splitlines()[-2:]
         reason = "; ".join(lines)[:_MAX_REASON] or f"exit status {ended.returncode}"
         raise ValueError(
@@ -127,14 +127,14 @@ def _digest(folder: Path, sources: list[Path]) -> str:
 
 
 def _caches() -> list[Path]:
-    """Folders for results: beside the hub's cache, and one of this user for the case that the
-    former cannot be written."""
+    """Folders for results: beside the hub's cache, or this user's own if the former cannot be
+    written."""
     temporary = Path(tempfile.gettempdir()) / f"pagewire-{os.getuid()}"
     folders = [hub_cache().parent / "pagewire"]
     try:
         temporary.mkdir(mode=0o700, exist_ok=True)
         status = temporary.lstat()
-        # Another user could have made it, to give this one a tokenizer.
+        # Another user could have made it, to inject a tokenizer.
         if status.st_uid == os.getuid() and not status.st_mode & 0o077:
             folders.append(temporary)
     except OSError:
@@ -143,7 +143,7 @@ def _caches() -> list[Path]:
 
 
 def _stored(text: str, path: Path) -> bool:
-    """Whether the text was written; processes may write the same file at once."""
+    """Whether the text was written. Several processes may write the same file at once."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(
@@ -158,7 +158,7 @@ def _stored(text: str, path: Path) -> bool:
 
 def main() -> None:
     """Converts the tokenizer of the folder that is the argument, and prints it."""
-    # torch may be installed here: it takes seconds to import, and the conversion does not need it.
+    # torch may be installed. Its import takes seconds, and the conversion does not need it.
     sys.modules["torch"] = None  # type: ignore[assignment]
     from transformers import AutoTokenizer
 

@@ -1,7 +1,7 @@
 """The Python API: models in processes of their own, called from a script or a notebook.
 
 It has no HTTP. It starts workers and a scheduler, and follows requests with the gateway's rooms
-`api`, `generation` and `routing`; so a request survives the loss of a process here too.
+`api`, `generation` and `routing`. So a request survives the loss of a process here, too.
 """
 
 from pagewire.errors import RequestError

@@ -25,17 +25,17 @@ from pagewire.v1 import inference_pb2 as pb
 class AsyncLLM:
     """`LLM` for programs with an event loop: many prompts at once, each streamed.
 
-    It starts its processes in the background; `async with` waits for them, and so does the first
-    call. Any event loop may call it, also several one after the other.
+    It starts its processes in the background; `async with` or the first call waits for them. Any
+    event loop may call it, also several one after the other.
     """
 
     def __init__(self, model: str | Path | None = None, **settings: Any) -> None:
-        """See `LLM`. Errors of the start are raised where it is waited for."""
+        """See `LLM`. The call that waits for the start raises its errors."""
         self._stack = PrivateStack(stack_values(model, settings))
         self._finalizer = weakref.finalize(self, self._stack.close)
 
     async def start(self) -> None:
-        """Waits until the processes are ready; RuntimeError says why one did not start."""
+        """Waits until the processes are ready; RuntimeError has the reason if one did not start."""
         await self._stack.until_connected()
 
     async def model(self) -> pb.Model:
@@ -47,7 +47,7 @@ class AsyncLLM:
     ) -> AsyncIterator[RequestOutput]:
         """Continues a prompt, and yields its outputs in pieces as they are generated.
 
-        The texts of all pieces with one `index` are together the output; the last piece has
+        The texts of all pieces with the same `index` form one output; the last piece has
         `finished`. Leaving the loop, or cancelling its task, aborts the request. RequestError says
         why a request is refused or has failed.
         """
@@ -144,7 +144,7 @@ class _Stream:
 
 
 class _Mailbox:
-    """Outputs on their way to the caller's event loop, which is woken once for all that wait."""
+    """Outputs for the caller's event loop; one wake-up covers all that wait."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -12,23 +12,23 @@ from pagewire.gateway.generation.prompt_log import PromptBudget, PromptLog
 from pagewire.gateway.generation.updates import UpdateQueue
 from pagewire.gateway.routing.schedulers import Schedulers
 
-# Generations that are at the scheduler at once. More would not run sooner, and would make the
-# scheduler tokenize prompts while steps of others wait.
+# Generations that are open at the scheduler at once. More would not run sooner, and the scheduler
+# would tokenize their prompts while steps of others wait.
 MAX_OPEN = 2048
 _REPORT_SECONDS = 0.2
 
 
 class Report(Protocol):
-    """Is told how far a batch is, on the thread of the stack."""
+    """Receives the progress of a batch, on the thread of the stack."""
 
     def __call__(self, prompts: int, tokens: int) -> None:
-        """`prompts` have ended, and `tokens` were generated for all."""
+        """`prompts` is the number that have ended, `tokens` the number generated for all."""
 
 
 def generations_of(
     job: Job, updates: UpdateQueue[Generation], eager: bool, arrived: float
 ) -> list[Generation]:
-    """The generations of a job; those that are eager enter `updates` with each new token."""
+    """The generations of a job; eager ones enter `updates` with each new token."""
     budget = PromptBudget(job.max_prompt_logprobs, job.n)
     prompt = PromptLog(job.prompts[0], budget) if job.prompts else None
     return [
@@ -58,7 +58,7 @@ class Batch:
         }
 
     async def run(self, report: Report | None) -> None:
-        """Returns when all have ended, those that failed included."""
+        """Returns when all generations have ended, failed ones included."""
         reporter = None if report is None else asyncio.create_task(self._report(report))
         try:
             self._submit()
@@ -76,7 +76,7 @@ class Batch:
             report(*self._progress())
 
     def failure_of(self, index: int) -> RequestError | None:
-        """Why a job has no output; None if it has."""
+        """The reason why a job has no output; None if it has one."""
         failures = (generation.failure for generation in self.generations[index])
         return next((failure for failure in failures if failure is not None), None)
 
@@ -113,7 +113,7 @@ class Batch:
 
 
 class JobFailedError(Exception):
-    """The job at `index` has failed, and with it the batch."""
+    """The job at `index` has failed, which ends the batch."""
 
     def __init__(self, index: int, failure: RequestError) -> None:
         super().__init__(str(failure))

@@ -45,18 +45,18 @@ Answer = TypeVar("Answer")
 class LLM:
     """A model in processes of its own: workers and a scheduler, which end with this object.
 
-    A process that is killed is started again, and the requests go on with the tokens that they
-    have. Methods may be called from several threads at once, and beside a running event loop.
+    A process that is killed is started again, and its requests continue with the tokens that they
+    have. Several threads may call methods at once, also beside a running event loop.
     """
 
     def __init__(self, model: str | Path | None = None, **settings: Any) -> None:
         """Starts the processes and waits until they are ready.
 
-        `model` is a folder or what else `pagewire run --model` takes; without one it is the small
+        `model` is a folder or any other value of `pagewire run --model`; the default is the small
         chat model that comes with Pagewire. `settings` are those of `pagewire run` for workers and
         scheduler, such as `workers`, `max_model_len` or `gpu_memory_utilization`. TypeError names
-        an unknown one, ValueError a value that is not valid; RuntimeError says why a process did
-        not start.
+        an unknown setting, ValueError an invalid value; RuntimeError says why a process did not
+        start.
         """
         self._stack = PrivateStack(stack_values(model, settings))
         # Ends the processes when this object is collected, and at the interpreter's exit.
@@ -88,9 +88,9 @@ class LLM:
         tokens, as over HTTP. A progress bar is shown on a terminal; `progress` (also `use_tqdm`)
         forces or prevents it.
 
-        Raises RequestError, which names the first prompt that is not valid or has failed, and
-        aborts the others. With `on_error="return"` a prompt that fails while it runs has its error
-        in `RequestOutput.error`, and no outputs.
+        Raises RequestError for the first prompt that is not valid or fails, and aborts the others.
+        With `on_error="return"`, a prompt that fails while it runs has its error in
+        `RequestOutput.error`, and no outputs.
         """
         listed = list_prompts(prompts)
         model = self.model
@@ -212,7 +212,7 @@ class LLM:
 
 
 def body_limits(values: Mapping[str, Any]) -> BodyLimits:
-    """The bounds on a conversation by the settings of a stack."""
+    """The bounds that a stack's settings put on a conversation."""
     return BodyLimits(
         max_messages=values["max_messages"],
         max_template_bytes=values["max_template_bytes"],
@@ -229,7 +229,7 @@ async def _run(
 
 
 async def _unary(call: Callable[..., Awaitable[Answer]], request: Message, metadata: Any) -> Answer:
-    """The answer of the scheduler; RequestError with its reason if it refuses."""
+    """The scheduler's answer; RequestError with the reason if the scheduler refuses the call."""
     try:
         return await call(request, metadata=metadata)
     except grpc.aio.AioRpcError as error:

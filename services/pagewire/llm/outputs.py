@@ -1,4 +1,4 @@
-"""What a caller gets: the outputs of a prompt, complete or in pieces."""
+"""The outputs of a prompt for the caller, complete or in pieces."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,8 +20,8 @@ from pagewire.v1 import inference_pb2 as pb
 class Logprob:
     """The log probability of a token at its place.
 
-    `rank` is 1 for the likeliest token; None for a drawn token that is not among the likeliest ones
-    that were asked for. `decoded_token` has U+FFFD for parts of characters.
+    `rank` is 1 for the likeliest token; None for a drawn token that is not among the requested
+    likeliest tokens. `decoded_token` has U+FFFD for parts of characters.
     """
 
     logprob: float
@@ -29,13 +29,13 @@ class Logprob:
     decoded_token: str
 
 
-# Of each token: by id the token itself and the likeliest ones, as many as `logprobs` says.
+# For each token, by id: the token itself and the likeliest tokens, as many as `logprobs` says.
 Logprobs = list[dict[int, Logprob]]
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a tool; `arguments` is JSON text, which ends early where the output was cut off."""
+    """A call of a tool; `arguments` is JSON text, incomplete if the output was cut off."""
 
     id: str
     name: str
@@ -44,15 +44,15 @@ class ToolCall:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One output of a prompt, or a piece: then `text`, `token_ids` and `logprobs` are new.
+    """One output of a prompt, or a piece of it, with only the new `text`, `token_ids`, `logprobs`.
 
-    `finish_reason` is "stop" or "length", or None while it goes on. `stop_reason` is the stop
-    string or the token of `stop_token_ids` that ended it, otherwise None. `cumulative_logprob` and
-    `logprobs` are None unless the parameter `logprobs` is given; a piece has no
-    `cumulative_logprob` before its last.
+    `finish_reason` is "stop" or "length", or None while the output continues. `stop_reason` is the
+    stop string or the token of `stop_token_ids` that ended it, otherwise None.
+    `cumulative_logprob` and `logprobs` are None unless the parameter `logprobs` is given; in a
+    stream only the last piece has `cumulative_logprob`.
 
-    `text` is the model's own. Of a complete answer to a chat `content`, `reasoning` and
-    `tool_calls` are its parts, as over HTTP; in a stream they come with the last piece.
+    `text` is the model's own. `content`, `reasoning` and `tool_calls` are the parts of a complete
+    answer to a chat, as over HTTP; in a stream they come with the last piece.
     """
 
     index: int
@@ -76,10 +76,10 @@ class CompletionOutput:
 class RequestOutput:
     """The outputs of one prompt, or new pieces of them.
 
-    `prompt` is None if token ids or messages were given. `prompt_token_ids` are those that the
-    model got; in a stream they come with the end, unless they were given. `prompt_logprobs` has an
-    entry for each of them, None for the first, if the parameter of that name is given. `error` is
-    why there are no outputs, if the caller asked for errors instead of an exception.
+    `prompt` is None if token ids or messages were given. `prompt_token_ids` are the model's input;
+    in a stream they come with the end, unless they were given. If the parameter `prompt_logprobs`
+    is given, the field of that name has an entry for each prompt token, None for the first. `error`
+    says why there are no outputs, if the caller asked for errors instead of an exception.
     """
 
     request_id: str
@@ -94,14 +94,14 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What the caller gave: the text or the token ids. Both are None for a conversation."""
+    """The caller's input: a text or token ids. Both are None for a conversation."""
 
     text: str | None = None
     token_ids: list[int] | None = None
 
 
 def whole_output(prompt: Prompt, job: Job, generations: Sequence[Generation]) -> RequestOutput:
-    """The complete outputs of a prompt, whose generations have all ended without a failure."""
+    """The complete outputs of a prompt; all its generations have ended without a failure."""
     output = _output(prompt, generations)
     output.outputs = [
         _whole(index, choice, job) for index, choice in enumerate(choices(job, generations))
@@ -122,7 +122,7 @@ def failed_output(
 
 
 class Pieces:
-    """Cuts the outputs of a prompt into pieces; remembers what it has given already."""
+    """Cuts the outputs of a prompt into pieces; records the part that is already taken."""
 
     def __init__(self, prompt: Prompt, job: Job, generations: Sequence[Generation]) -> None:
         self._prompt = prompt
@@ -132,7 +132,7 @@ class Pieces:
         self._num_given = [0] * len(generations)
 
     def take(self, updated: Sequence[Generation]) -> RequestOutput:
-        """What is new in the `updated` generations of the prompt."""
+        """The new pieces of the `updated` generations of the prompt."""
         output = _output(self._prompt, self._generations)
         output.outputs = [self._piece(generation) for generation in updated]
         if all(generation.finish is not None for generation in self._generations):

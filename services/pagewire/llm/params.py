@@ -12,9 +12,9 @@ from pagewire.errors import invalid
 from pagewire.gateway.api.completions import CompletionRequest
 from pagewire.gateway.api.validation import validate_object
 
-# Besides those that `pagewire.sampling` declares: how many outputs, their form and what comes with
-# them, how the prompt is read, and how the request is scheduled. The API's requests give each its
-# type and range.
+# Parameters that `pagewire.sampling` does not declare: the number and form of outputs, additional
+# results, how the prompt is read, and how the request is scheduled. The API's request classes
+# declare their types and ranges.
 _OTHERS = (
     "n",
     "best_of",
@@ -47,8 +47,8 @@ NAMES = tuple(
 class SamplingParams:
     """How outputs are drawn, and when they end: the fields of the HTTP API, by keyword.
 
-    A parameter that is not given is None, and has the model's or the server's default. Parameters
-    are checked when they are made; RequestError names one that is unknown or not valid.
+    A parameter that is not given is None: the model's or the server's default applies. The
+    constructor checks the parameters; RequestError names an unknown or invalid one.
     """
 
     __slots__ = ("_given",)
@@ -99,7 +99,7 @@ class SamplingParams:
 
 @contextmanager
 def encodable_texts() -> Iterator[None]:
-    """Raises RequestError for a text with a surrogate, where a message is made of it."""
+    """Raises RequestError for a text with a surrogate, which no message can hold."""
     try:
         yield
     except UnicodeEncodeError as error:
@@ -110,7 +110,7 @@ def encodable_texts() -> Iterator[None]:
 
 
 def suggestion(name: str, known: Any) -> str:
-    """The rest of a message about an unknown name: the one that was meant, or all known ones."""
+    """The end of a message about an unknown name: the most similar known name, or all of them."""
     close = get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(sorted(known))}"
 
@@ -120,7 +120,7 @@ def _from_given(given: dict[str, Any]) -> SamplingParams:
 
 
 def _json_form(value: Any) -> Any:
-    """A value as JSON has it: lists for other sequences, and keys that are strings."""
+    """A value in JSON's types: lists for other sequences, and keys that are strings."""
     if isinstance(value, Mapping):
         return {str(key): _json_form(item) for key, item in value.items()}
     if isinstance(value, tuple | set | frozenset):

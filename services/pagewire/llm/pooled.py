@@ -1,4 +1,4 @@
-"""Embeddings and scores: from what a caller gives to jobs, and from vectors to outputs."""
+"""Embeddings and scores: from a caller's input to jobs, and from vectors to outputs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ from pagewire.packing import unpack_floats
 from pagewire.v1 import inference_pb2 as pb
 
 Request = EmbeddingRequest | ScoreRequest
-# Fields of a body that are no variables of a call.
+# Fields of a body that a call does not accept by name.
 _NOT_FOR_CALLS = {"model", "request_id", "input", "encoding_format", "text_1", "text_2"}
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingOutput:
-    """The embedding of one input; empty if it has failed, and then `error` says why."""
+    """The embedding of one input. If it failed, it is empty and `error` has the reason."""
 
     embedding: list[float]
     num_prompt_tokens: int
@@ -33,7 +33,7 @@ class EmbeddingOutput:
 
 @dataclass(frozen=True, slots=True)
 class ScoreOutput:
-    """The score of one pair; None if it has failed, and then `error` says why."""
+    """The score of one pair. If it failed, it is None and `error` has the reason."""
 
     score: float | None
     num_prompt_tokens: int
@@ -44,7 +44,7 @@ class ScoreOutput:
 def embedding_jobs(
     inputs: Sequence[PromptLike], fields: Mapping[str, Any], model: pb.Model
 ) -> list[Job]:
-    """One job for each input; RequestError names the first that is not valid."""
+    """One job for each input; RequestError names the first invalid input."""
     _check_names(EmbeddingRequest, fields)
     jobs = []
     for index, given in enumerate(inputs):

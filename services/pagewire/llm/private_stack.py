@@ -26,14 +26,14 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-# The scheduler is healthy when this begins; it then only has to answer.
+# Starts when the scheduler is healthy, so it covers only the scheduler's answer.
 _FIRST_CONTACT_SECONDS = 30.0
 # The longest path of a Unix socket on Linux, less the names of the sockets.
 _MAX_FOLDER_LENGTH = 80
 
 
 class Connected:
-    """What a started stack offers to coroutines on its loop."""
+    """The connection to a started stack, for coroutines on its loop."""
 
     def __init__(self, address: str, credentials: Credentials, schedulers: Schedulers) -> None:
         self.address = address
@@ -46,9 +46,9 @@ class Connected:
 class PrivateStack:
     """Starts the processes at once, supervises them, and ends them in `close`.
 
-    Its thread has an event loop of its own, so it works whatever the caller's thread does. The
-    thread must live as long as the processes: the kernel ends them with the thread that started
-    them, and so also when this process is killed.
+    Its thread has an event loop of its own, so the caller's thread cannot block it. The thread must
+    live as long as the processes: the kernel ends them together with the thread that started them.
+    So they also end when this process is killed.
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -71,12 +71,12 @@ class PrivateStack:
         return {} if self._supervisor is None else self._supervisor.pids
 
     def connected(self) -> Connected:
-        """Waits until everything has started; RuntimeError if it does not, or is closed."""
+        """Waits until all processes are ready; RuntimeError if one fails or the stack is closed."""
         self._check()
         return self._connected.result()
 
     async def until_connected(self) -> Connected:
-        """The same on the event loop of the caller."""
+        """Waits like `connected`, on the event loop of the caller."""
         self._check()
         return await asyncio.shield(asyncio.wrap_future(self._connected))
 
@@ -91,7 +91,7 @@ class PrivateStack:
             raise
 
     def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        """The same, and waits for the result."""
+        """Runs a coroutine on the stack's loop and waits for its result."""
         future = self.start(coroutine)
         try:
             return future.result()
@@ -127,7 +127,7 @@ class PrivateStack:
     def _run(self) -> None:
         error: BaseException | None = None
         try:
-            # Not the loop of an installed policy: child processes need this one on a thread.
+            # Not the loop of an installed policy: child processes on a thread need this one.
             with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
                 runner.run(self._serve())
         except BaseException as raised:
@@ -175,20 +175,20 @@ class PrivateStack:
 
 
 def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Leaves out what gRPC does when another loop of this process, which used it too, is closed:
-    it gives that loop's last events to this one, which cannot pass them on."""
+    """Ignores an error of gRPC after another loop of this process that used gRPC is closed: gRPC
+    then delivers the last events of that loop to this loop, which cannot pass them on."""
     late = "PollerCompletionQueue" in str(context.get("handle"))
     if not (late and isinstance(context.get("exception"), RuntimeError)):
         loop.default_exception_handler(context)
 
 
 def _report(name: str, line: str) -> None:
-    """Logs that a process was restarted as a warning; what the processes print is for details."""
+    """Logs restarts of processes as warnings, and the output of processes as information."""
     log.log(logging.WARNING if name == SUPERVISOR else logging.INFO, "%s | %s", name, line)
 
 
 def _short_folder() -> str | None:
-    """Where sockets are made; None for the usual folder of temporary files."""
+    """The folder for sockets; None for the usual folder of temporary files."""
     return None if len(gettempdir()) <= _MAX_FOLDER_LENGTH else "/tmp"
 
 

@@ -1,4 +1,4 @@
-"""From what a caller gives, prompts or conversations with parameters, to jobs of the gateway."""
+"""Turns a caller's prompts or conversations, with parameters, into jobs of the gateway."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,13 +19,13 @@ from pagewire.v1 import inference_pb2 as pb
 
 # A text, token ids, or a mapping with one of them under `prompt` or `prompt_token_ids`.
 PromptLike = str | Sequence[int] | Mapping[str, Any]
-# Messages as the HTTP API takes them: `{"role": "user", "content": "Hello"}`.
+# Messages in the form of the HTTP API: `{"role": "user", "content": "Hello"}`.
 Conversation = Sequence[Mapping[str, Any]]
 ParamsLike = SamplingParams | Sequence[SamplingParams] | None
 
 Item = TypeVar("Item")
 
-# Fields of a chat request that are no variables of the call, or ask for what outputs do not have.
+# Fields of a chat request that a call does not accept by name, or that outputs have no place for.
 _NOT_FOR_CHAT = {
     "messages",
     "model",
@@ -42,14 +42,14 @@ _NOT_FOR_CHAT = {
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One prompt with its requests, which are a job of the gateway."""
+    """One prompt with its requests, which form one job of the gateway."""
 
     prompt: Prompt
     job: Job
 
 
 def list_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
-    """The prompts of a call that may be given one or several; RequestError if there are none."""
+    """The prompts of a call with one or several; RequestError for another type."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
     listed = _listed(prompts, "prompts", "a text, token ids, or a list of these")
@@ -58,7 +58,7 @@ def list_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]
 
 
 def list_conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
-    """The conversations of a call that may be given one or several; RequestError for no list."""
+    """The conversations of a call with one or several; RequestError for another type."""
     listed = _listed(messages, "messages", "a list of messages, or a list of such lists")
     return [listed] if listed and isinstance(listed[0], Mapping) else listed
 
@@ -74,7 +74,7 @@ def tasks_of(
 ) -> list[Task]:
     """The tasks of prompts or conversations, each with its parameters.
 
-    RequestError names the first one that is not valid.
+    RequestError names the first invalid one.
     """
     tasks = []
     for index, (item, chosen) in enumerate(zip(items, _params(params, len(items)), strict=True)):
@@ -136,14 +136,14 @@ def chat_task(
 
 
 def numbered(error: RequestError, index: int, count: int) -> RequestError:
-    """The error of one of `count` prompts, which says which one."""
+    """The error of one of `count` prompts, with the prompt's number."""
     if count == 1:
         return error
     return replace(error, message=f"prompt {index}: {error.message}")
 
 
 def _params(params: ParamsLike, count: int) -> Sequence[SamplingParams]:
-    """The parameters of each of `count` prompts; RequestError if there are not as many."""
+    """The parameters of each of `count` prompts; RequestError if their number differs."""
     if params is None:
         return [SamplingParams()] * count
     if not isinstance(params, Sequence):
@@ -166,7 +166,7 @@ def _fields(params: SamplingParams) -> dict[str, Any]:
 
 
 def prompt_of(given: PromptLike) -> Prompt:
-    """The prompt that a caller gives; RequestError if it is none."""
+    """The prompt in a caller's input; RequestError for other input."""
     if isinstance(given, Mapping):
         names = [name for name in ("prompt", "prompt_token_ids") if given.get(name) is not None]
         if len(names) != 1 or len(given) != 1:
@@ -180,7 +180,7 @@ def prompt_of(given: PromptLike) -> Prompt:
         return Prompt(text=given)
     if isinstance(given, Sequence) and not isinstance(given, bytes):
         ids: list[Any] = list(given)
-        # The API's request checks the others; a list of texts it would take for several prompts.
+        # The API's request checks the other items; it would read a list of texts as many prompts.
         if not ids or isinstance(ids[0], int):
             return Prompt(token_ids=ids)
     raise invalid(
@@ -189,7 +189,7 @@ def prompt_of(given: PromptLike) -> Prompt:
 
 
 def _asking_for_prompt(job: Job) -> Job:
-    """The job, whose generations then get the token ids of their prompt."""
+    """The job, changed so that its generations receive the token ids of their prompt."""
     wishes = replace(job.prompts[0], ids=True) if job.prompts else PromptWishes(ids=True)
     ask_for_prompt(job.requests[0], wishes)
     return replace(job, prompts=(wishes,))

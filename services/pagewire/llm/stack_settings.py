@@ -16,7 +16,7 @@ from pagewire.models import EMBEDDED
 
 # How the caller of the scheduler resumes requests, as a gateway does.
 _RESUMPTION = ("resume_timeout", "max_resumes")
-# The scheduler has one caller, on a socket in a private folder, and refuses nothing of it.
+# The scheduler has one caller, on a socket in a private folder, and refuses no call from it.
 _WITHOUT = ("grpc_host", "grpc_port", "api_keys_file")
 _DEFAULTS = {
     "log_level": "warning",
@@ -29,7 +29,7 @@ _DEFAULTS = {
 
 
 def llm_settings() -> dict[str, Setting]:
-    """The settings that an LLM takes, by name."""
+    """The settings of an LLM, by name."""
     found = {name: s for name, s in control_settings().items() if name not in _WITHOUT}
     gateway = settings_of(GatewayConfig)
     found.update((name, gateway[name]) for name in _RESUMPTION)
@@ -42,7 +42,7 @@ def llm_settings() -> dict[str, Setting]:
 def stack_values(model: str | Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
     """The value of every setting: the given one, else the environment's, else the default.
 
-    TypeError names an unknown setting, ValueError one whose value is not valid.
+    TypeError names an unknown setting, ValueError a setting with an invalid value.
     """
     settings = llm_settings()
     for name in given:

@@ -1,4 +1,4 @@
 """Simulated GPUs: workers that take a device's time without a model, and replays of traces.
 
-It uses the worker's protocol and the scheduling core as they are; nothing here needs torch.
+The worker's protocol and the scheduling core are used unchanged; nothing here needs torch.
 """

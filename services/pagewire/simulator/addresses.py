@@ -4,7 +4,7 @@
 def addresses_of(first: str, count: int) -> list[str]:
     """`first` for one worker; else that port and the next ones, or unix:PATH.0, unix:PATH.1, ...
 
-    Port 0 stays 0: each worker takes a free port. Raises ValueError if there are too few ports.
+    Port 0 stays 0: each worker uses a free port. Raises ValueError if there are too few ports.
     """
     if count == 1:
         return [first]

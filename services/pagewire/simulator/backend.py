@@ -1,17 +1,17 @@
 """A simulated device: tokens are a hash of the history, and steps take the time of `StepTime`.
 
 The KV of a position is a hash of all tokens up to it, kept in the block that the block table names.
-So wrong blocks, a wrong prefix or a wrong history give other tokens, as on a real device. A token
+So wrong blocks, a wrong prefix or a wrong history change the tokens, as on a real device. A token
 is a pure function of
 
-- the sequence's tokens before it, wherever the prompt ends and whatever was preempted or cached
-  (with a window, the first KV that it sees is read for that, so it must still be there),
+- the sequence's tokens before it, independent of the prompt's end, preemptions and cached blocks
+  (with a window, it also reads the first KV in the window, which must still exist),
 - with a temperature above 0 also its seed and the token's index in the request,
 - and, for indices below `min_tokens`, the stop ids that must not be drawn.
 
 Other sampling parameters have no effect. The drawn token always has probability 1/2, and the ids
-after it have 1/4, 1/8 and so on. For a token of the prompt it is the token that greedy choice would
-draw in its place.
+after it have 1/4, 1/8 and so on. At the place of a prompt token, the token of greedy choice has
+probability 1/2.
 """
 
 import time
@@ -39,7 +39,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A submitted step: its answer, and when that is due."""
+    """A submitted step: its answer, and the time when the answer is due."""
 
     tokens: Int32Array  # [rows]
     logprobs: Logprobs | None
@@ -106,7 +106,7 @@ class SimulatedBackend:
         self._take(saved * self.host_costs.save_block + loaded * self.host_costs.load_block)
 
     def submit(self, plan: DevicePlan) -> Running:
-        """Computes the answer at once; it is due when the device is done with all steps so far."""
+        """Computes the answer at once; it is due when the device has finished all steps so far."""
         if plan.starts is not None:
             self._start(plan.starts)
         if plan.writes is not None:
@@ -174,9 +174,9 @@ class SimulatedBackend:
         return self._write(np.repeat(chunks.slots, counts), chunks.positions, hashes)
 
     def _windowed(self, slots: Int32Array, positions: Int32Array, histories: Hashes) -> Hashes:
-        """Hashes of histories that depend on the KV of the first positions that rows see.
+        """Hashes that also depend on the KV of the first position that each row sees.
 
-        A worker whose sequences keep all of their KV has no window, and returns them as they are.
+        Without a window, sequences keep all their KV, and the hashes stay unchanged.
         """
         if not self._limits.window:
             return histories
@@ -242,7 +242,7 @@ def work_of(plan: DevicePlan) -> Work:
 
 
 def _term(tokens: Int32Array, positions: Int32Array) -> Hashes:
-    """The terms that tokens at positions add to the hash of a history."""
+    """The terms that tokens at these positions add to the hash of a history."""
     return _mixed(tokens.astype(np.uint64) << np.uint64(32) | positions.astype(np.uint64))
 
 

@@ -1,7 +1,7 @@
 """Several schedulers replay one trace, each on workers of its own.
 
-A gateway's rule chooses the scheduler of each request. Unlike a gateway, it knows at once how many
-requests each of them has open.
+A gateway's rule chooses the scheduler of each request. Unlike in a gateway, the rule has the exact
+number of open requests of each scheduler at once.
 """
 
 import heapq
@@ -16,14 +16,14 @@ from pagewire.simulator.trace import TraceRequest
 
 @dataclass(frozen=True, slots=True)
 class SimulatedScheduler:
-    """A scheduler as the gateway's rule sees it."""
+    """A scheduler, with the values that the gateway's rule reads."""
 
     target: str
     replay: Replay
 
     @property
     def num_requests(self) -> int:
-        """Requests open there."""
+        """Its open requests."""
         return self.replay.num_open
 
     @property
@@ -38,13 +38,13 @@ class SimulatedScheduler:
 
 
 def run_fleet(replays: list[Replay], requests: list[TraceRequest]) -> Recording:
-    """Replays requests, given in order of arrival, until the last has ended."""
+    """Replays requests, in order of arrival, until the last has ended."""
     schedulers = [SimulatedScheduler(f"scheduler-{n}", r) for n, r in enumerate(replays)]
     for replay in replays:
         replay.start(max((request.number for request in requests), default=0))
     arrivals = iter(requests)
     coming = next(arrivals, None)
-    # The schedulers by the end of their next step, as it was when they were last put here.
+    # The schedulers by the end of their next step; an entry is outdated after an arrival.
     ends: list[tuple[float, int]] = []
     now = 0.0
     while coming is not None or ends:
@@ -58,7 +58,7 @@ def run_fleet(replays: list[Replay], requests: list[TraceRequest]) -> Recording:
         else:
             now, number = heapq.heappop(ends)
             if replays[number].next_end > now:
-                continue  # it has had this turn with an arrival
+                continue  # an arrival has already done this turn
             replays[number].turn(now, ())
         if replays[number].num_open:
             heapq.heappush(ends, (replays[number].next_end, number))
@@ -66,7 +66,7 @@ def run_fleet(replays: list[Replay], requests: list[TraceRequest]) -> Recording:
 
 
 def _head(request: TraceRequest) -> bytes:
-    """Stands for the first tokens of a prompt; empty if it is too short for a preference."""
+    """A stand-in for the first tokens of a prompt; empty if it is too short for a preference."""
     if request.input_length < HEAD_TOKENS:
         return b""
     first = request.number if request.hash_ids is None else request.hash_ids[0]

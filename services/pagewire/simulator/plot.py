@@ -16,8 +16,8 @@ def plot_svg(
 ) -> str:
     """An SVG document.
 
-    `panels` holds the curves by the title of the panel and the name of the run, `seconds` the times
-    of each run. None is a gap in a curve. Every vertical axis begins at 0.
+    `panels` has the curves by panel title and run name, `seconds` the times of each run. None is a
+    gap in a curve. Every vertical axis begins at 0.
     """
     runs = list(seconds)
     latest = max((times[-1] for times in seconds.values()), default=1.0)

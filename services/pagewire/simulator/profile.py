@@ -10,7 +10,7 @@ from pagewire.worker.protocol.backend import HostCosts
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A measured time, the work that was measured, and where the figure is published."""
+    """A measured time, the measured work, and the source where the figure is published."""
 
     what: str
     source: str
@@ -39,7 +39,7 @@ class Profile:
         return self.kv_cache_bytes // (self.kv_bytes_per_token * block_size)
 
     def host_blocks(self, gigabytes: float, block_size: int) -> int:
-        """KV blocks that fit into so much host memory."""
+        """KV blocks that fit into this much host memory."""
         return int(gigabytes * 1e9) // (self.kv_bytes_per_token * block_size)
 
     def host_costs(self, block_size: int) -> HostCosts:

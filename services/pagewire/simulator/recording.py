@@ -18,7 +18,7 @@ class RequestRecord:
     first_token: float | None = None
     last_token: float | None = None
     cached_tokens: int = 0
-    # Of the cached tokens, those that were loaded from host memory.
+    # The cached tokens that were loaded from host memory.
     loaded_tokens: int = 0
 
     @property
@@ -29,7 +29,7 @@ class RequestRecord:
 
     @property
     def tpot(self) -> float | None:
-        """Seconds for each token after the first; None if there is none."""
+        """Seconds for each token after the first; None if there is only one token."""
         assert self.first_token is not None
         assert self.last_token is not None
         if self.output_length < 2:
@@ -45,7 +45,7 @@ class Sample:
     waiting: int
     running: int
     used_blocks: int
-    # Places for a token, in blocks of running sequences, without a token.
+    # Empty places for tokens in the blocks of running sequences.
     wasted_tokens: int
     output_tokens: int
     busy_seconds: float
@@ -85,7 +85,7 @@ class Recording:
 
     @classmethod
     def of_all(cls, parts: "list[Recording]") -> "Recording":
-        """One record of replays that ran at the same time, with samples at the same times."""
+        """Merges the records of simultaneous replays, which have samples at the same times."""
         merged = cls(
             sum(part.workers for part in parts),
             sum(part.total_blocks for part in parts),

@@ -1,7 +1,7 @@
 """Replays a trace through the scheduling core, with a clock that jumps from event to event.
 
-Queue, policy, routing, batching, blocks and prefix cache are the code that serves. Only the time
-of steps is simulated. Events are arrivals and ends of steps.
+Queue, policy, routing, batching, blocks and prefix cache are the production code. Only the time of
+steps is simulated. Events are arrivals and ends of steps.
 """
 
 import heapq
@@ -42,7 +42,7 @@ class _Worker:
 
 @dataclass(slots=True)
 class Replay:
-    """One replay; call `run` once. Or `start`, then `turn` for each event, then `end`."""
+    """One replay. Call `run` once; or call `start`, then `turn` for each event, then `end`."""
 
     policy: SchedulingPolicy
     router: Router
@@ -55,8 +55,7 @@ class Replay:
     on_progress: Callable[[float], None] = lambda seconds: None
     _admission: Admission = field(init=False)
     _workers: dict[WorkerBatch, _Worker] = field(init=False, default_factory=dict)
-    # Steps in flight by their end, with their seconds; the number keeps steps that end together in
-    # order.
+    # Steps in flight by their end, with their seconds. The number orders steps that end together.
     _ends: list[tuple[float, int, WorkerBatch, float]] = field(init=False, default_factory=list)
     _recording: Recording = field(init=False)
     _output_tokens: int = field(init=False, default=0)
@@ -65,7 +64,7 @@ class Replay:
     num_open: int = field(init=False, default=0)
 
     def run(self, requests: Iterable[TraceRequest]) -> Recording:
-        """Replays requests, given in order of arrival, until the last has ended."""
+        """Replays requests, in order of arrival, until the last has ended."""
         arrivals = deque(requests)
         self.start(max((r.number for r in arrivals), default=0))
         now = 0.0
@@ -83,7 +82,7 @@ class Replay:
         return self._ends[0][0] if self._ends else math.inf
 
     def turn(self, now: float, arriving: Iterable[TraceRequest]) -> None:
-        """Takes the requests and the ends of steps that are due, then admits and plans."""
+        """Processes arriving requests and the steps that have ended, then admits and plans."""
         self._sample_until(now)
         for request in arriving:
             self._arrive(request)
@@ -93,7 +92,7 @@ class Replay:
         self._pump(now)
 
     def end(self, now: float) -> Recording:
-        """The record, once nothing runs any more."""
+        """Returns the record; call it when no request runs."""
         assert not len(self._admission.waiting), "a request waits and nothing runs"
         self._sample_until(now)
         recording = self._recording
@@ -131,7 +130,7 @@ class Replay:
         self._admission.waiting.push(sequence)
 
     def _pump(self, now: float) -> None:
-        """As the engine after every event: admits, then plans while steps are missing."""
+        """Admits, then plans while steps are missing, as the engine does after every event."""
         progress = True
         while progress:
             self._admit(now)
@@ -150,7 +149,7 @@ class Replay:
                 self._recording.refused += 1
                 self.num_open -= 1
                 continue
-            # Unlike any other request's output, and above all token ids of prompts.
+            # Differs from the outputs of other requests, and is above all token ids of prompts.
             worker = self._workers[batch]
             worker.tokens[sequence.slot] = INT32_MAX - sequence.arrival
             worker.numbers[sequence.slot] = sequence.arrival
@@ -206,7 +205,7 @@ class Replay:
             sequence.owner.first_token = now
 
     def _sample_until(self, now: float) -> None:
-        """Samples the state at every interval since the last event; it has not changed since."""
+        """Samples the state at every interval since the last event, which was the last change."""
         samples = self._recording.samples
         while (time := len(samples) * self.interval) <= now:
             batches = [worker.batch for worker in self._workers.values()]
@@ -228,7 +227,7 @@ class Replay:
 
 
 def work_of(plan: StepPlan, batch: WorkerBatch) -> Work:
-    """The work of a step that has just been planned."""
+    """The work of a newly planned step."""
     computed = batch.slots.computed
     pairs = 0
     for slot, count in zip(plan.prefill_slots, plan.prefill_counts, strict=True):

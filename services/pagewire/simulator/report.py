@@ -1,4 +1,4 @@
-"""The figures of a replay: of the whole, and over time."""
+"""The figures of a replay: for the whole, and over time."""
 
 from typing import Any
 
@@ -57,7 +57,7 @@ def percentiles(seconds: list[float]) -> dict[str, float]:
 def block_hit_rate(requests: list[RequestRecord]) -> float | None:
     """The share of the trace's hashed blocks whose tokens were all cached.
 
-    None if the trace has no hashes. One token of a sequence is always computed, so the last hashed
+    None if the trace has no hashes. One token of a sequence is always computed. So the last hashed
     block of a request is never counted if the prompt ends with it.
     """
     total = sum(request.hash_blocks for request in requests)
@@ -67,7 +67,7 @@ def block_hit_rate(requests: list[RequestRecord]) -> float | None:
 
 
 def kv_use(recording: Recording) -> dict[str, float]:
-    """Means over time. "Under pressure" is while requests wait; waste is a share of used blocks."""
+    """Means over time. "Under pressure": while requests wait. Waste is a share of used blocks."""
     used = _column(recording, "used_blocks")
     waiting = _column(recording, "waiting") > 0
     places = used.sum() * recording.block_size

@@ -1,4 +1,4 @@
-"""Static batching, to compare continuous batching with: batches that start and end together."""
+"""Static batching, a baseline for continuous batching: requests start and end in one batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,15 +31,15 @@ def run_static(
 ) -> StaticRun:
     """Runs all requests on one worker, in order, one batch after another.
 
-    A batch decodes until its longest output is complete. If `padded`, rows that are complete are
-    computed until then, as in a batch of fixed shape; otherwise they cost nothing.
+    A batch decodes until its longest output is complete. If `padded`, complete rows are computed
+    until then, as in a batch of fixed shape; otherwise they cost nothing.
     """
     seconds = 0.0
     for at in range(0, len(requests), batch_size):
         batch = requests[at : at + batch_size]
         inputs = np.array([request.input_length for request in batch], np.int64)
         outputs = np.array([request.output_length for request in batch], np.int64)
-        # The prefill gives the first token; each other token takes a step.
+        # The prefill returns the first token; each other token needs a step.
         decodes = np.full_like(outputs, outputs.max() - 1) if padded else outputs - 1
         prefill_steps = -(-int(inputs.sum()) // max_num_batched_tokens)
         work = Work(

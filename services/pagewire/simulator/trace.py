@@ -33,7 +33,8 @@ class TraceRequest:
     hash_ids: tuple[int, ...] | None
 
     def prompt(self) -> Int32Array:
-        """Token ids [input_length], equal where hash ids are; without those unlike any other's."""
+        """Token ids [input_length], equal where hash ids are equal; without hash ids all differ
+        from those of other requests."""
         if self.hash_ids is None:
             return np.full(self.input_length, self.number, np.int32)
         ids = np.array(self.hash_ids, np.int32)
@@ -64,7 +65,7 @@ def read_trace(path: Path) -> list[TraceRequest]:
 
 
 def ideal_block_hit_rate(requests: list[TraceRequest]) -> float | None:
-    """The share of the trace's hash ids that are repeated, which an unlimited cache would find.
+    """The share of the trace's hash ids that repeat: the hit rate of an unlimited cache.
 
     None if the trace has no hash ids.
     """

@@ -68,7 +68,8 @@ def run_simulated_worker(config: SimulatedWorkerConfig) -> None:
 async def _serve(config: SimulatedWorkerConfig, stop: asyncio.Event) -> None:
     profile = load_profile(config.profile)
     limits = _limits(config, profile)
-    # All workers plan on one thread, which takes microseconds, and wait for steps on their own.
+    # All workers plan on one thread, because planning takes microseconds. Each worker waits for its
+    # steps on a thread of its own.
     launcher = QueueThread("launcher", end_process)
     metrics = WorkerMetrics()
     tracing = start_tracing(config, "worker")
@@ -144,7 +145,7 @@ async def _drain(worker: SimulatedWorker, seconds: float) -> None:
 
 
 def _limits(config: SimulatedWorkerConfig, profile: Profile) -> Limits:
-    """As for a real worker, but --max-model-len may exceed what the model was trained for."""
+    """As for a real worker, but --max-model-len may exceed the model's trained length."""
     model = read_model_config(resolve_model(config.model))
     num_blocks = config.num_blocks or profile.blocks(config.block_size)
     block_bytes = config.block_size * profile.kv_bytes_per_token

@@ -1,6 +1,6 @@
-"""What each API key has used of its limits.
+"""The use of each API key's limits.
 
-The caller gives the time in seconds, on a clock that never goes back.
+The caller passes the time in seconds, on a clock that never goes back.
 """
 
 import math
@@ -25,7 +25,7 @@ class Account:
         self.tokens = _bucket(key.limits.tokens_per_minute, None, now)
 
     def renew(self, key: ApiKey, now: float) -> None:
-        """Takes the limits of a key that was read again. What it has used still counts."""
+        """Applies the limits of a key that was read again. Its earlier use still counts."""
         self.key = key
         self.requests = _bucket(key.limits.requests_per_minute, self.requests, now)
         self.tokens = _bucket(key.limits.tokens_per_minute, self.tokens, now)
@@ -38,8 +38,8 @@ class Account:
     def begin_request(self, now: float, generates: bool = True) -> "AccountedRequest":
         """Counts a request whose body has not been read yet.
 
-        RESOURCE_EXHAUSTED if any body would be refused; such a request does not count. A request
-        that does not generate counts against the requests a minute only.
+        RESOURCE_EXHAUSTED if every body would be refused; such a request does not count. A request
+        that does not generate counts only against the requests a minute.
         """
         if generates:
             self._check_running(1)
@@ -53,7 +53,7 @@ class Account:
         return AccountedRequest(self, int(generates))
 
     def headers(self, now: float) -> list[tuple[str, str]]:
-        """Response headers with the limits and what is left of them, named as OpenAI's."""
+        """Response headers with the limits and the rest of each, with OpenAI's names."""
         found: list[tuple[str, str]] = []
         for kind, bucket in (("requests", self.requests), ("tokens", self.tokens)):
             if bucket is not None:
@@ -67,8 +67,8 @@ class Account:
         return found
 
     def _check_running(self, more: int, own: int = 0) -> None:
-        """RESOURCE_EXHAUSTED if a request may not run `more` prompts. `own` are those of them that
-        `running` has already."""
+        """RESOURCE_EXHAUSTED if a request may not run `more` prompts. `own` is how many of its
+        prompts `running` already counts."""
         limit, others = self.key.limits.max_concurrent, self.running - own
         if limit is not None and others + more > limit:
             raise _too_many(
@@ -85,14 +85,14 @@ class AccountedRequest:
     """One request of a key, from its beginning to its end.
 
     `charged` are the tokens charged to the key for it: while it runs, the most that it may use;
-    after its end, what it has used.
+    after its end, its real use.
     """
 
     __slots__ = ("_account", "_bucket", "_ended", "charged", "prompts")
 
     def __init__(self, account: Account, prompts: int) -> None:
         self._account = account
-        # Kept, so that a bucket that is made later is not credited for tokens it was not charged.
+        # Kept, so that a later bucket gets no credit for tokens that this bucket was charged.
         self._bucket = account.tokens
         self._ended = False
         self.charged = 0
@@ -125,7 +125,7 @@ class AccountedRequest:
         self._charge(cost.required + max(0, min(cost.without_limit, int(rest))), now)
 
     def end(self, used: int, now: float) -> None:
-        """The request has ended and used so many tokens; called once."""
+        """The request has ended and used this many tokens; called once."""
         assert not self._ended
         self._ended = True
         self._account.open -= 1
@@ -135,12 +135,12 @@ class AccountedRequest:
         self._charge(used, now)
 
     def correct(self, used: int, now: float) -> None:
-        """Charges a better number for a request that has ended."""
+        """Charges a more exact number for a request that has ended."""
         assert self._ended
         self._charge(used, now)
 
     def _charge(self, tokens: int, now: float) -> None:
-        """Replaces the tokens charged before."""
+        """Replaces the number of charged tokens."""
         difference, self.charged = tokens - self.charged, tokens
         self._account.charged += difference
         if self._bucket is not None:

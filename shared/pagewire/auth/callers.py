@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 def no_keys() -> KeyRing | None:
-    """The keys of a server that needs none."""
+    """No keys: for a server that needs none."""
     return None
 
 
@@ -19,7 +19,7 @@ class Callers:
     """Finds the account of a key.
 
     An account belongs to the key's name. A key that is replaced, or removed and added again, keeps
-    what it has used.
+    its account.
     """
 
     def __init__(

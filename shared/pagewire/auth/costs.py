@@ -12,8 +12,8 @@ _BYTES_A_TOKEN = 4
 class Cost:
     """Tokens of a prompt and of its outputs. A prompt counts once for all its outputs.
 
-    `output` are the tokens that `max_tokens` allows. For a request without `max_tokens` they are
-    in `without_limit` instead: as many as the model's context has room for.
+    `output` are the tokens that `max_tokens` allows. A request without `max_tokens` has them in
+    `without_limit` instead: as many as fit into the model's context.
     """
 
     prompt: int
@@ -22,7 +22,7 @@ class Cost:
 
     @property
     def required(self) -> int:
-        """Tokens that the key must have left for the request to be admitted."""
+        """Tokens that the key must have left before the request is admitted."""
         return self.prompt + self.output
 
     def __add__(self, other: "Cost") -> "Cost":
@@ -39,7 +39,7 @@ NO_COST = Cost(0, 0)
 def cost_of(request: pb.GenerateRequest, prompt: int, max_model_len: int, outputs: int = 1) -> Cost:
     """The cost of a prompt of about `prompt` tokens with `outputs` outputs.
 
-    For a beam search the number of outputs is taken from the request.
+    For a beam search the request has the number of outputs.
     """
     if request.HasField("beam_search"):
         outputs = request.beam_search.num_returned or request.beam_search.width
@@ -65,7 +65,7 @@ def estimate_prompt(request: pb.GenerateRequest) -> int:
 
 
 def kept_tokens(request: pb.GenerateRequest, tokens: int) -> int:
-    """How many of a prompt's tokens are computed: some may be cut off."""
+    """How many of a prompt's tokens are computed; truncation may drop some."""
     return (
         min(tokens, request.truncate_prompt_tokens)
         if request.truncate_prompt_tokens > 0

@@ -1,7 +1,7 @@
 """API keys: how they are made, stored as digests and looked up.
 
-A generated key has 256 random bits. It cannot be guessed from its plain SHA-256, so a salt or a
-slow hash would add nothing but time to every request.
+A generated key has 256 random bits. It cannot be guessed from its plain SHA-256. A salt or a slow
+hash would only make every request slower.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ class ApiKey:
     digest: bytes  # SHA-256
     tenant: str
     limits: RateLimits
-    # Whether it may see what other clients' requests cost, but never their text.
+    # Whether it may see the cost of other clients' requests, but never their text.
     operator: bool = False
 
 

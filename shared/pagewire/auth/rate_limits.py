@@ -1,4 +1,4 @@
-"""Limits of an API key, and the token bucket that enforces them. Pure: the time is given."""
+"""Limits of an API key, and the token bucket that enforces them. The caller passes the time."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,14 @@ class RateLimits:
     """Limits of one API key; None is no limit."""
 
     requests_per_minute: int | None = None
-    # Of prompts and of what is generated for them.
+    # Prompt and output tokens.
     tokens_per_minute: int | None = None
     # Prompts that run at once, in all requests together.
     max_concurrent: int | None = None
 
 
 class TokenBucket:
-    """A bucket that holds up to `per_minute` units, and gains as many in a minute.
+    """A bucket that holds up to `per_minute` units, and regains `per_minute` units in a minute.
 
     Its level may be negative. Times are in seconds, on a clock that never goes back.
     """
@@ -33,7 +33,7 @@ class TokenBucket:
         self._at = max(self._at, now)
 
     def resize(self, per_minute: int, now: float) -> None:
-        """Changes the rate; units that were taken and have not been regained stay taken."""
+        """Changes the rate; units that are not regained yet stay taken."""
         missing = self.per_minute - self.level(now)
         self.per_minute = per_minute
         self._level, self._at = per_minute - missing, max(self._at, now)
@@ -44,6 +44,6 @@ class TokenBucket:
         return min(filled, float(self.per_minute))
 
     def seconds_until(self, amount: float, now: float) -> float:
-        """Seconds until the bucket holds `amount`, or is full if it cannot hold as much."""
+        """Seconds until the bucket holds `amount`, or is full if `amount` is larger than that."""
         missing = min(amount, float(self.per_minute)) - self.level(now)
         return max(0.0, missing) * 60 / self.per_minute

@@ -9,7 +9,7 @@ from pagewire.limits import INT32_MAX
 
 @dataclass(frozen=True, kw_only=True)
 class RequestConfig(ProcessConfig):
-    """Settings of the services that take clients' requests: gateways over HTTP, schedulers over
+    """Settings of the services that accept clients' requests: gateways over HTTP, schedulers over
     gRPC."""
 
     api_keys_file: str | None = setting(
@@ -73,8 +73,8 @@ class RequestConfig(ProcessConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(ProcessConfig):
-    """Settings of the services that know the model and run its steps: schedulers, workers and
-    simulated workers."""
+    """Settings of the services that run the model's steps: schedulers, workers and simulated
+    workers."""
 
     model: str = setting(
         "embedded",

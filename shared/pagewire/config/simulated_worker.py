@@ -9,8 +9,8 @@ from pagewire.config.shared import WorkerLimitsConfig
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedWorkerConfig(WorkerLimitsConfig):
-    """Settings of workers that compute no model: they return deterministic tokens after the time
-    that a device would take."""
+    """Settings of workers without a model: they return deterministic tokens after the time that a
+    device would need."""
 
     count: int = setting(
         1,

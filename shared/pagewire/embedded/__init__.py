@@ -1,1 +1,1 @@
-"""The chat model that travels inside the package: a Hugging Face folder like any other."""
+"""The chat model inside the package: a Hugging Face folder like any other."""

@@ -1,1 +1,1 @@
-"""What scheduler and worker agree on about grammars of structured output."""
+"""Rules for grammars of structured output that scheduler and worker share."""

@@ -1,14 +1,14 @@
 """Dates in JSON schemas.
 
-llguidance's `date` and `date-time` allow the year 0000, and 29 February in every year. A pattern,
-which it matches besides the format, leaves these out.
+llguidance's `date` and `date-time` allow the year 0000, and 29 February in every year. A pattern
+excludes these; llguidance matches it together with the format.
 """
 
 from typing import Any
 
 # Keywords whose values are no schemas.
 _VALUES = frozenset({"const", "enum", "default", "examples", "example"})
-# Keywords whose values are schemas by names that a client chooses.
+# Keywords whose values map names that a client chooses to schemas.
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 
 _YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
@@ -18,9 +18,9 @@ DATE = f"^(?:{_YEAR}-(?:0[13-9]|1[0-2])|{_YEAR}-02-(?:[01][0-9]|2[0-8])|{_LEAP_Y
 
 
 def with_real_dates(schema: Any) -> bool:
-    """Adds the pattern to all schemas within a JSON value that have such a format.
+    """Adds the pattern to all schemas in a JSON value that have such a format.
 
-    Returns whether there were any.
+    Returns whether there are any.
     """
     dated = [each for each in schemas_in(schema) if each.get("format") in ("date", "date-time")]
     for each in dated:

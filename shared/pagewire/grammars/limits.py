@@ -1,6 +1,6 @@
-"""The limits of grammars, which the scheduler checks and the worker runs with.
+"""The limits of grammars. The scheduler checks with them, and the worker runs with them.
 
-Both must agree: a grammar that the scheduler takes must compile in the worker.
+Both must agree: a grammar that the scheduler accepts must compile in the worker.
 """
 
 from llguidance import LLParserLimits

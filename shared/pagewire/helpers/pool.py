@@ -29,11 +29,11 @@ Observe = Callable[[str, float], None]
 
 
 class HelperError(Exception):
-    """A task has no answer: its helper failed, ended or took too long. The message says which."""
+    """A task has no answer: its helper failed, ended or took too long, as the message says."""
 
 
 class TaskError(HelperError):
-    """A task took too long, or its helper ended while it computed it: maybe because of the task."""
+    """A task took too long, or its helper ended during the task: the task may be the cause."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,13 +45,13 @@ class _Task:
 
     @property
     def magnitude(self) -> int:
-        """The power of two of its size. Tasks of one magnitude take about as long."""
+        """The power of two of its size. Tasks of one magnitude take about the same time."""
         return len(self.data).bit_length()
 
 
 @dataclass(slots=True, eq=False)
 class _Helper:
-    """One process. `task` is what it computes; `wake` is set when it gets a task."""
+    """One process. `task` is its present task; `wake` is set when it receives one."""
 
     process: asyncio.subprocess.Process
     connection: socket.socket
@@ -62,9 +62,9 @@ class _Helper:
 class HelperPool:
     """Processes that answer tasks: bytes in, bytes out.
 
-    Each computes one task at a time. With two or more helpers, one is kept free of `large` tasks.
-    Tasks are ordered by the power of two of their size, smaller first, and then by age. A helper
-    that ends or takes too long fails its own task only, and is replaced.
+    Each process computes one task at a time. With two or more helpers, one stays free of `large`
+    tasks. Tasks are ordered by the power of two of their size, smaller first, and then by age. A
+    helper that ends or takes too long fails only its own task, and is replaced.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class HelperPool:
         self._size = size
         self._timeout = timeout
         self._observe = observe
-        self._waiting: list[_Task] = []  # in the order in which they are given to helpers
+        self._waiting: list[_Task] = []  # in the order in which helpers receive them
         self._idle: list[_Helper] = []
         self._large = 0
         self._runners: set[asyncio.Task[None]] = set()
@@ -95,7 +95,7 @@ class HelperPool:
         self._closed = False
 
     async def start(self) -> None:
-        """Starts the first process without waiting for it. Others start when they are needed."""
+        """Starts the first process without waiting for it. Others start on demand."""
         self._start_helper()
 
     async def close(self) -> None:
@@ -111,7 +111,7 @@ class HelperPool:
     async def run(self, task: bytes, large: bool = False) -> bytes:
         """The answer to a task; RequestError from the helper's function, or HelperError.
 
-        Cancelling this frees the helper, if need be by killing its process.
+        Cancelling this frees the helper, if necessary by killing its process.
         """
         if self._closed:
             raise HelperError(f"{self._name} is shutting down")
@@ -136,7 +136,7 @@ class HelperPool:
             self._observe(outcome, time.monotonic() - work.began)
 
     def _assign(self) -> None:
-        """Gives waiting tasks in their order to idle helpers; starts a helper if none is idle."""
+        """Assigns waiting tasks, in order, to idle helpers; starts a helper if none is idle."""
         at = 0
         while at < len(self._waiting) and self._idle:
             task = self._waiting[at]
@@ -196,7 +196,7 @@ class HelperPool:
         finally:
             if helper in self._idle:
                 self._idle.remove(helper)
-            if helper.task is not None:  # the helper ends before it has begun its task
+            if helper.task is not None:  # the helper ends before it starts its task
                 _fail(helper.task, f"{self._name} is shutting down")
             helper.connection.close()
             await _end(helper.process)
@@ -238,7 +238,7 @@ class HelperPool:
 
         def abandon(answer: asyncio.Future[bytes]) -> None:
             nonlocal abandoned
-            # It may be called after the task has ended here: then the helper has another one.
+            # May run after the task has ended here: then the helper has another task.
             if answer.cancelled() and helper.task is task:
                 abandoned = loop.call_later(GRACE_SECONDS, kill)
 
@@ -249,7 +249,7 @@ class HelperPool:
             async with asyncio.timeout(self._timeout):
                 await _send(helper.connection, task.data)
                 _settle(task, *await _receive(helper.connection))
-            return not killed  # the answer may arrive just when the helper is killed
+            return not killed  # the answer may arrive at the moment of the kill
         except TimeoutError:
             log.error("a helper of %s took longer than %g s", self._name, self._timeout)
             _fail(task, f"it took longer than {self._timeout:g} s", TaskError)

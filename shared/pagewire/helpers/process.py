@@ -2,10 +2,10 @@
 
     python -m pagewire.helpers.process FD
 
-FD is one end of a socket pair. Messages are frames: the size as eight little-endian bytes, then so
-many bytes. The first frame in holds the pickled target and argument (see HelperPool), from the
-service that started this process. Each further one is a task. A frame out has a byte for its kind
-after the size.
+FD is one end of a socket pair. Messages are frames: the size as eight little-endian bytes, then
+this many bytes. The first frame from the service has the pickled target and argument (see
+HelperPool). Each later frame is a task. A frame to the service has a byte for its kind after the
+size.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ Compute = Callable[[bytes], bytes]
 
 def main() -> None:
     """Answers tasks until the connection ends."""
-    # A signal to the whole group is for the service, which drains and then ends its helpers.
+    # A signal to the process group is for the service, which drains and then ends its helpers.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     os.nice(_NICE)

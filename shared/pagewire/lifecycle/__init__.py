@@ -1,1 +1,1 @@
-"""What the process of every service needs: signals, watchdog, logs, metrics, loop lag."""
+"""The parts that every service's process needs: signals, watchdog, logs, metrics, loop lag."""

@@ -1,4 +1,4 @@
-"""The metric of speculation that workers and schedulers have: drafts by drafter and outcome."""
+"""The speculation metric of workers and schedulers: drafts by drafter and outcome."""
 
 import numpy as np
 from prometheus_client import Counter
@@ -17,7 +17,7 @@ DRAFTERS = {
 
 
 class DraftCounter:
-    """Counts drafts that were right and those that were not."""
+    """Counts accepted and rejected drafts."""
 
     def __init__(self, counter: Counter) -> None:
         """`counter` has the labels `LABELS`."""
@@ -27,7 +27,7 @@ class DraftCounter:
         }
 
     def count(self, drafters: Int32Array, drafted: Int32Array, accepted: Int32Array) -> None:
-        """Counts rows `[n]` with drafts: the drafter of each, its drafts, and those right.
+        """Counts rows `[n]` with drafts: the drafter, drafts and accepted drafts of each.
 
         The drafters must be those of worker.proto.
         """
@@ -39,7 +39,7 @@ class DraftCounter:
             bad.inc(int(made[number] - right[number]))
 
     def value(self, drafter: str, outcome: str) -> int:
-        """What it has counted."""
+        """The count of a drafter and an outcome."""
         number = next(n for n, name in DRAFTERS.items() if name == drafter)
         pair = self._by_drafter[number]
         return int(pair[outcome == "rejected"]._value.get())

@@ -1,7 +1,7 @@
 """Logging to standard error. Log records never contain prompts or outputs.
 
-A line begins with its date in UTC. What is logged while a request is handled carries the request's
-id; fields given as `extra=fields(...)` are keys of a line in JSON.
+A line begins with its date in UTC. Records logged while a request is handled have the request's id.
+Fields given as `extra=fields(...)` are keys of a line in JSON.
 """
 
 import json
@@ -16,7 +16,7 @@ LogFormat = Literal["text", "json"]
 TEXT = "%(asctime)s.%(msecs)03dZ %(levelname).1s {service} %(name)s: %(message)s"
 DATE = "%Y-%m-%dT%H:%M:%S"
 
-# Per call of gRPC's event loop a line or more.
+# This logger writes a line or more for each call of gRPC's event loop.
 _CHATTY = "grpc._cython.cygrpc"
 
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
@@ -32,12 +32,12 @@ def configure(service: str, level: str, log_format: LogFormat = "text") -> None:
 
 
 def set_request_id(request_id: str) -> None:
-    """Names the request that the current task handles from now on, in all that it logs."""
+    """Sets the request id of all later records of the current task."""
     _request_id.set(request_id)
 
 
 def fields(**values: Any) -> dict[str, Any]:
-    """The argument `extra` of a log call: keys of the line, if it is written as JSON."""
+    """The argument `extra` of a log call: keys of a JSON line."""
     return {"fields": values}
 
 
@@ -48,7 +48,7 @@ class _DatedLines(logging.Formatter):
 
 
 class TextLines(_DatedLines):
-    """A record as text; the id of its request is added if its message does not have it."""
+    """A record as text, with the request's id if the message does not have it."""
 
     def __init__(self, service: str) -> None:
         super().__init__(TEXT.format(service=service), DATE)

@@ -18,9 +18,9 @@ LAG_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5
 def measure_loop_lag(registry: CollectorRegistry = REGISTRY) -> None:
     """Measures the running event loop until it is closed. Must be called on the loop's thread.
 
-    A call is due every 20 ms. The time in which the thread was ready to run and had no CPU has the
+    A call is due every 20 ms. The time in which the thread was ready to run but had no CPU has the
     cause "machine". The rest of the lateness has the cause "loop": a long call, a lock, or another
-    thread that holds the interpreter's lock. A block of the loop is measured up to 20 ms too short.
+    thread that holds the interpreter's lock. A blocked loop is measured up to 20 ms too short.
     """
     LoopLag(asyncio.get_running_loop(), _cpu_wait(), registry).start()
 

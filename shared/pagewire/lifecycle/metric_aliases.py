@@ -1,4 +1,4 @@
-"""Aliases of metrics: names that other programs know, made from our own when they are scraped."""
+"""Aliases of metrics: other programs' names for Pagewire's metrics, made when scraped."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,10 +12,10 @@ from pagewire.lifecycle.metrics import StepCounter
 
 @dataclass(frozen=True, slots=True)
 class SameAs:
-    """`name` stands for a metric of ours with the same meaning.
+    """`name` is an alias of a Pagewire metric with the same meaning.
 
-    `labels` gives names to ours; a label that is not in it is left out, where there is only one
-    value of it. Samples whose labels have a value in `without` are left out.
+    `labels` maps names of Pagewire's labels to new names; other labels keep their names. Samples
+    whose labels have a value in `without` are left out.
     """
 
     name: str
@@ -35,14 +35,14 @@ class Computed:
 
 
 class MetricAliases(Collector):
-    """Reads our metrics and gives their samples other names. Counting costs nothing more."""
+    """Reads Pagewire's metrics and renames their samples. Counting costs nothing more."""
 
     def __init__(
         self,
         names: Iterable[SameAs | Computed],
         labels: Callable[[], dict[str, str]] = dict,
     ) -> None:
-        """`labels` gives the labels that each sample gets."""
+        """`labels` returns labels that are added to each sample."""
         self._names = list(names)
         self._labels = labels
 
@@ -51,7 +51,7 @@ class MetricAliases(Collector):
         return [_family(name) for name in self._names]
 
     def collect(self) -> Iterable[Metric]:
-        """The families with their samples of now."""
+        """The families with their present samples."""
         labels = self._labels()
         for name in self._names:
             family = _family(name)

@@ -21,7 +21,7 @@ REQUEST_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 
 
 
 class StepCounter(Collector):
-    """A counter for what happens in every step, on one thread only: it takes no lock."""
+    """A counter for events of every step. Only one thread may use it: it has no lock."""
 
     def __init__(
         self, name: str, documentation: str, registry: CollectorRegistry = REGISTRY
@@ -43,7 +43,7 @@ class StepCounter(Collector):
 
 
 class StepHistogram(Collector):
-    """A histogram for what happens in every step, on one thread only: it takes no lock."""
+    """A histogram for values of every step. Only one thread may use it: it has no lock."""
 
     def __init__(
         self,
@@ -82,8 +82,8 @@ class StepHistogram(Collector):
 def serve_metrics(host: str, port: int | None, registry: CollectorRegistry = REGISTRY) -> None:
     """Serves this process's metrics on `http://host:port/metrics`, unless `port` is None.
 
-    Metrics have a port of their own, because clients of the service must not see them. OSError says
-    why they cannot be served there.
+    Metrics have a port of their own, because clients of the service must not see them. OSError if
+    they cannot be served there.
     """
     if port is None:
         return

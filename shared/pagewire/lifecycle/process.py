@@ -20,13 +20,13 @@ LOOP_SECONDS = 10.0
 
 
 def run_service(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    """Runs `main(stop)` on uvloop. SIGTERM and SIGINT set `stop`; a second one ends the process at
-    once, whatever is open.
+    """Runs `main(stop)` on uvloop. SIGTERM and SIGINT set `stop`; a second signal ends the process
+    at once, even with open requests.
 
     A process whose event loop is stuck ends with status 1, so that its supervisor restarts it.
     """
-    # Imported modules are never freed. Without freeze, every full collection would go through them
-    # and block the event loop for 20 to 40 ms.
+    # Imported modules are never freed. Without freeze, every full collection would traverse them,
+    # which blocks the event loop for 20 to 40 ms.
     gc.collect()
     gc.freeze()
     uvloop.run(_with_signals(main))
@@ -38,7 +38,7 @@ async def _with_signals(main: Callable[[asyncio.Event], Awaitable[None]]) -> Non
 
     def on_signal(number: signal.Signals) -> None:
         if stop.is_set():
-            # Not an exception: it would wait for open streams, as the first signal does.
+            # Not an exception, which would wait for open streams, as the first signal does.
             log.warning("a second signal: ending at once, open requests are cut off")
             logging.shutdown()
             os._exit(128 + number)
@@ -58,8 +58,8 @@ def essential(
 ) -> "asyncio.Task[None]":
     """Marks a task without which the process cannot work, and returns it.
 
-    If the task raises an exception, `on_fatal` gets it; by default that ends the process, because
-    it would look healthy otherwise.
+    If the task raises an exception, `on_fatal` receives it. By default that ends the process, which
+    would look healthy otherwise.
     """
 
     def on_done(done: "asyncio.Task[None]") -> None:

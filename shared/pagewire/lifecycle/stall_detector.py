@@ -4,8 +4,8 @@
 class StallDetector:
     """Polls a number that grows with progress.
 
-    It counts polls without progress instead of seconds: a process that was paused itself has also
-    polled less often, and so does not take its own pause for a stall of its peers.
+    It counts polls without progress instead of seconds. A process that was paused has also polled
+    less often, so it does not report its own pause as a stall of its peers.
     """
 
     __slots__ = ("_idle_polls", "_last", "_max_idle_polls")

@@ -1,4 +1,4 @@
-"""A thread that notices when an event loop or another thread of its process stalls."""
+"""A thread that detects when an event loop or another thread of its process stalls."""
 
 import asyncio
 import faulthandler
@@ -17,15 +17,15 @@ POLL_SECONDS = 0.5
 
 
 class StalledError(RuntimeError):
-    """Something has stalled for so long that the process has to end."""
+    """A stall was so long that the process must end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
     """Something that must make progress while it is busy.
 
-    `progress` returns a number that grows, `busy` whether there is something to do. Both are called
-    on the watchdog's thread.
+    `progress` returns a number that grows, `busy` whether work is pending. The watchdog's thread
+    calls both.
     """
 
     name: str
@@ -47,9 +47,9 @@ class Watchdog:
         on_slow: Callable[[bool], None] = lambda _: None,
     ) -> None:
         """After `slow_seconds` without progress, `on_slow(True)` is called, and `on_slow(False)`
-        when everything makes progress again. After `seconds`, the log gets the stacks of all
-        threads and `on_change(False)` is called, later `on_change(True)`. After twice `seconds`,
-        `on_fatal` is called. All of them run on the watchdog's thread.
+        when everything makes progress again. After `seconds`, the stacks of all threads are logged
+        and `on_change(False)` is called, later `on_change(True)`. After twice `seconds`, `on_fatal`
+        is called. All callbacks run on the watchdog's thread.
         """
         shortest = slow_seconds or seconds
         self._interval = min(POLL_SECONDS, shortest / 4)
@@ -106,7 +106,7 @@ class Watchdog:
 
 
 def event_loop(loop: asyncio.AbstractEventLoop) -> Watched:
-    """An event loop, which is always busy: each poll gives it one more call to make."""
+    """An event loop, which is always busy: each poll schedules one more call on it."""
     calls = 0
 
     def count() -> None:

@@ -26,7 +26,7 @@ CORRUPT_MESSAGES = Counter(
     ["kind"],
 )
 
-# `fixed32 checksum = 100` as it travels, without its value.
+# `fixed32 checksum = 100` in the wire format, without its value.
 _TAG = b"\xa5\x06"
 _SIZE = len(_TAG) + 4
 # The CRC-32 of any bytes that end with their own CRC-32, for every start value.
@@ -79,22 +79,22 @@ class ChecksumReader(Generic[M]):
     __slots__ = ("_kind", "_number", "_parse")
 
     def __init__(self, kind: str, parse: Callable[[bytes], M]) -> None:
-        """`kind` names the messages in errors; `parse` decodes sound bytes."""
+        """`kind` names the messages in errors; `parse` decodes bytes with a right checksum."""
         self._kind = kind
         self._parse = parse
         self._number = 0
 
     def deserialize(self, data: bytes) -> M:
-        """The message; CorruptMessageError, or what `parse` raises."""
+        """The message. Raises CorruptMessageError and the errors of `parse`."""
         if crc32(data, self._number) != _RESIDUE:
             raise self._corrupt(data)
         self._number += 1
         return self._parse(data)
 
     def deserialize_or_error(self, data: bytes) -> M | StreamError:
-        """The message, or the error: a client's call would log an exception of its deserializer
-        with a traceback, and return None."""
-        # `deserialize` written out: every step of every worker passes here.
+        """The message, or the error. If the deserializer raised, a client's call would log a
+        traceback and return None."""
+        # `deserialize` inlined, because every step of every worker runs this.
         if crc32(data, self._number) != _RESIDUE:
             return self._corrupt(data)
         self._number += 1

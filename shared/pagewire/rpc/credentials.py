@@ -20,12 +20,12 @@ MIN_TOKEN_LENGTH = 16
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a process shows to others and requires from them; nothing by default.
+    """The secrets that a process presents to others and requires from them; none by default.
 
-    `certificate` and its private `key` (PEM) are shown by servers, and by clients if the server
-    asks. With an `authority` (PEM), clients encrypt and accept only servers that it signed; servers
-    with `verify_clients` accept only clients that it signed. Clients send the `token` in the
-    metadata of each call, and servers require it.
+    Servers present `certificate` with its private `key` (PEM); clients do so if the server asks.
+    With an `authority` (PEM), clients encrypt and accept only servers that it signed; servers with
+    `verify_clients` accept only clients that it signed. Clients send the `token` in the metadata of
+    each call, and servers require it.
     """
 
     certificate: bytes | None = None

@@ -1,8 +1,8 @@
 """Interceptors of every gRPC server: for the token, and for messages that do not decode.
 
-gRPC keeps the error of an aborted call with the call, and the error its traceback, which holds the
-frames that it passed and with them the call. Only a collection of the oldest generation would free
-them, so no frame that is left may hold a message (`without_frames`).
+gRPC keeps the error of an aborted call with the call. The traceback of the error has the frames
+that it passed, and these refer to the call. Only a garbage collection of the oldest generation
+frees such a cycle, so no remaining frame may refer to a message (`without_frames`).
 """
 
 import inspect
@@ -32,13 +32,13 @@ Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 
 
 def without_frames(error: grpc.aio.AbortError) -> grpc.aio.AbortError:
-    """`error` without the frames that it has passed, to be raised again."""
+    """`error` without the frames that it has passed; the caller raises it again."""
     error.__context__ = None
     return error.with_traceback(None)
 
 
 async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: RequestError) -> NoReturn:
-    """Ends a call with an error; trailers have its `retry_after`, field and reason, if any."""
+    """Ends a call with an error; trailers have the error's `retry_after`, field and reason."""
     trailers = []
     if error.retry_after is not None:
         trailers.append(("grpc-retry-pushback-ms", str(round(1000 * error.retry_after))))

@@ -1,4 +1,4 @@
-"""API keys at a gRPC server: which calls are accepted, and the limits of those with a key."""
+"""API keys at a gRPC server: which calls are accepted, and the limits of calls with a key."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -27,9 +27,9 @@ _OPEN_SERVICES = (f"/{health.SERVICE_NAME}/", f"/{reflection.SERVICE_NAME}/")
 class KeyRules:
     """The kinds of a service's methods, by path, and the limits of calls with a key.
 
-    `generating` methods count against all limits of a key, `counted` ones against its requests a
-    minute only. `peers_only` methods cannot be called with a key. A call may take `message_seconds`
-    to send its message, and `unread_seconds` to read a part of the answer.
+    `generating` methods count against all limits of a key, `counted` methods only against its
+    requests a minute. `peers_only` methods cannot be called with a key. A call may take
+    `message_seconds` to send its message, and `unread_seconds` to read a part of the answer.
     """
 
     generating: frozenset[str]
@@ -44,7 +44,7 @@ class KeyRules:
 
 @dataclass(slots=True)
 class Caller:
-    """A call with a key. The method that answers it sets `used`, the tokens that it has used."""
+    """A call with a key. The method that answers the call sets `used`, its number of tokens."""
 
     key: ApiKey
     request: AccountedRequest | None  # None for methods that do not count
@@ -85,7 +85,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Continuation, details: grpc.HandlerCallDetails
     ) -> Any:
-        """The handler of a call that is accepted, or one that refuses the call."""
+        """The handler of an accepted call, or a handler that refuses the call."""
         method = details.method
         shown = [value for name, value in details.invocation_metadata if name == "authorization"]
         if method.startswith(_OPEN_SERVICES) or self._is_peer(shown, method):
@@ -115,9 +115,9 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
         return not shown and (verified or method in self._rules.peers_only)
 
     def _limited(self, handler: Any, account: Account, method: str) -> Any:
-        """`handler` within the limits. It reads the message itself, so that a call counts before
-        its message arrives, and the message has a time limit. It does not keep the message, see
-        `rpc.interceptors`."""
+        """`handler` within the limits. The new handler reads the message itself, so that a call
+        counts before its message arrives, and the message has a time limit. It does not keep the
+        message; see `rpc.interceptors`."""
 
         async def stream(requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
             async with self._call(account, method, context) as caller:
@@ -169,7 +169,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
         rules = self._rules
         try:
             try:
-                # Closed at once: it would hold the message for as long as the call is known.
+                # Closed at once. Otherwise it would keep the message as long as the call exists.
                 async with (
                     asyncio.timeout(rules.message_seconds),
                     aclosing(aiter(requests)) as messages,

@@ -1,8 +1,8 @@
-"""What two processes must agree on: the version of the protocol, heartbeats, sizes of messages."""
+"""Values that two processes must agree on: protocol version, heartbeats, sizes of messages."""
 
 # The version of worker.proto. A worker refuses a scheduler of another version. Version 2 added
 # checksums and heartbeats, version 3 workers that schedulers share, version 4 workers that pool,
-# version 5 blocks that sequences give up behind a window.
+# version 5 blocks that sequences free behind a window.
 PROTOCOL_VERSION = 5
 
 # Both ends of an internal stream send at least one message in this time.

@@ -65,8 +65,8 @@ def open_channel(address: str, credentials: Credentials = NO_CREDENTIALS) -> grp
 def end_call(call: grpc.aio.Call) -> None:
     """Cancels a call, even one that gRPC counts as ended because a write on it failed.
 
-    For such a call `cancel` does nothing; the call, its connection and the task that waits for its
-    status would stay for ever (grpc/grpc#41875).
+    For such a call `cancel` does nothing: the call, its connection and the task that waits for its
+    status would never end (grpc/grpc#41875).
     """
     if not call.cancel():
         call._cython_call.cancel("the call is over")  # type: ignore[attr-defined]
@@ -75,8 +75,8 @@ def end_call(call: grpc.aio.Call) -> None:
 def was_cancelled() -> bool:
     """Whether the current task has been cancelled.
 
-    gRPC raises CancelledError also where the other side cancels a call, and may answer a
-    cancellation of the task by an error of the call.
+    gRPC also raises CancelledError when the other side cancels a call. If the task is cancelled,
+    gRPC may raise an error of the call instead.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
@@ -88,10 +88,10 @@ def make_server(
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> grpc.aio.Server:
-    """A server without services and addresses, which takes messages of `max_message_bytes`.
+    """A server without services and addresses, which accepts messages of `max_message_bytes`.
 
-    The interceptor `access` decides who may call. By default callers need the token, if there is
-    one, except for health checks. `interceptors` run after all others.
+    The interceptor `access` decides which callers are accepted. By default callers need the token,
+    if there is one, except for health checks. `interceptors` run after all others.
     """
     chain: list[grpc.aio.ServerInterceptor] = [
         DecodeInterceptor(),
@@ -102,17 +102,17 @@ def make_server(
         chain.insert(0, access)
     elif credentials.token is not None:
         chain.insert(0, TokenInterceptor(credentials))
-    # gRPC takes the first of two options of the same name.
+    # gRPC uses the first of two options with the same name.
     options = [("grpc.max_receive_message_length", max_message_bytes), *SERVER_OPTIONS]
     server: grpc.aio.Server = grpc.aio.server(interceptors=chain, options=options)
     return server
 
 
 async def stop_server(server: grpc.aio.Server, grace: float | None = None) -> None:
-    """Stops a server, whose calls have `grace` seconds to end, just before its process ends.
+    """Stops a server just before its process ends; its calls have `grace` seconds to end.
 
-    `stop` returns before the tasks of cancelled calls have ended. For each of them that ends with
-    the event loop, gRPC logs a traceback.
+    `stop` returns before the tasks of cancelled calls have ended. gRPC logs a traceback for each
+    task that ends with the event loop.
     """
     await server.stop(grace)
     if others := asyncio.all_tasks() - {asyncio.current_task()}:
@@ -136,7 +136,7 @@ class _Watchers(defaultdict[str, asyncio.Condition]):
 
 
 class Health:
-    """The health of one server by grpc.health.v1, NOT_SERVING at first.
+    """The health of one server in grpc.health.v1, NOT_SERVING at first.
 
     The empty service name and the service's own name have the same state.
     """

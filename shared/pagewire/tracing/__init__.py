@@ -1,5 +1,5 @@
 """Traces of requests over all processes, sent to an OpenTelemetry collector; off by default.
 
-OpenTelemetry is imported by `otel` only, and that by `start_tracing` only if there is an endpoint.
-Spans cost by the events of a request, never by its tokens.
+Only `otel` imports OpenTelemetry, and only `start_tracing` imports `otel`, if there is an endpoint.
+The cost of spans grows with the events of a request, never with its tokens.
 """

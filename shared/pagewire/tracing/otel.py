@@ -28,7 +28,8 @@ Attributes = Mapping[str, Any]
 class Tracing:
     """Makes spans and sends them to `endpoint`, such as http://collector:4318.
 
-    Without a parent a trace is recorded with probability `ratio`; with one, if its parent is.
+    Without a parent a trace is recorded with probability `ratio`; with a parent, if that is
+    recorded.
     """
 
     def __init__(self, service: str, endpoint: str, ratio: float) -> None:
@@ -64,12 +65,12 @@ class Tracing:
         return OpenSpan(self, span) if span.is_recording() else None
 
     def child(self, name: str, parent: Span, attributes: Attributes) -> "OpenSpan":
-        """A span of a part of another span's work."""
+        """A span for a part of another span's work."""
         context = set_span_in_context(parent, Context())
         return OpenSpan(self, self._tracer.start_span(name, context, attributes=attributes))
 
     def close(self) -> None:
-        """Sends what is queued, for a few seconds at most; blocks meanwhile."""
+        """Sends queued spans; blocks for a few seconds at most."""
         self._provider.force_flush(int(1000 * _EXPORT_SECONDS))
         self._provider.shutdown()
 
@@ -84,16 +85,16 @@ class OpenSpan:
         self._span = span
         carrier: dict[str, str] = {}
         _PROPAGATOR.inject(carrier, set_span_in_context(span, Context()))
-        # For spans of other processes below this one.
+        # For child spans in other processes.
         self.traceparent = carrier[TRACEPARENT]
         self.tracestate = carrier.get(TRACESTATE, "")
 
     def child(self, name: str, **attributes: Any) -> "OpenSpan":
-        """A span of a part of this work, from now on."""
+        """A span for a part of this work, from now on."""
         return self._tracing.child(name, self._span, _named(attributes))
 
     def event(self, name: str, at: float | None = None, **attributes: Any) -> None:
-        """Notes that something has happened, now or `at` a time of time.perf_counter()."""
+        """Records an event, now or `at` a time of time.perf_counter()."""
         self._span.add_event(name, _named(attributes), None if at is None else _wall_ns(at))
 
     def set(self, attributes: Attributes) -> None:
@@ -101,7 +102,7 @@ class OpenSpan:
         self._span.set_attributes(attributes)
 
     def end(self, error: str = "") -> None:
-        """Ends it now; `error` is why the work has failed."""
+        """Ends the span now; `error` is the reason of a failure."""
         if error:
             self._span.set_status(Status(StatusCode.ERROR, error))
         self._span.end()

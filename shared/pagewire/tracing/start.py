@@ -1,4 +1,4 @@
-"""Starts tracing, if it is wanted."""
+"""Starts tracing, if an endpoint is set."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def start_tracing(config: ProcessConfig, service: str) -> "Tracing | None":
-    """What makes the spans of this process; None without an endpoint to send them to.
+    """The source of this process's spans; None without an endpoint to send them to.
 
     ValueError if the packages of the extra `otel` are not installed.
     """

@@ -1,4 +1,4 @@
 """The model: configuration, checkpoint, weights, rotary table, KV cache and decoder.
 
-How a step runs on a device belongs to `runtime`; kernels belong to `ops`.
+`runtime` runs steps on a device; kernels belong to `ops`.
 """

@@ -28,7 +28,7 @@ INDEX = "model.safetensors.index.json"
 
 # Tensors that older exporters stored although the configuration determines them.
 _DERIVED = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
-# Static scales of a KV cache in FP8, which the worker replaces by its own (`fp8.take_kv_cache`).
+# Static scales of an FP8 KV cache; the worker uses scales of its own (`fp8.take_kv_cache`).
 _KV_SCALES = (".self_attn.k_scale", ".self_attn.v_scale")
 
 
@@ -41,8 +41,8 @@ def load_weights(
 ) -> Weights:
     """The weights in `folder`, converted to `dtype`, on `device`.
 
-    Quantized layers keep their values; `dtype` is that of the scales of grouped ones. `further` are
-    tensors by name that are filled, too: those of a head that is not the decoder's.
+    Quantized layers keep their values; the scales of grouped layers have the type `dtype`.
+    `further` are more tensors to fill, by name: those of a head that is not the decoder's.
 
     Raises:
         SetupError: names a file that cannot be read, or a tensor that is missing, unknown to the
@@ -112,7 +112,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _present(files: list[Path], names: "_Names") -> set[str]:
-    """The usual names of all tensors in the files."""
+    """The common names of all tensors in the files."""
     present = set()
     for path in files:
         with opened(path) as file:
@@ -131,7 +131,7 @@ def opened(path: Path) -> Iterator[Any]:
 
 
 class _Names:
-    """What the tensors of a checkpoint are called, and which of them no model needs."""
+    """The names of a checkpoint's tensors, and which tensors no model needs."""
 
     def __init__(
         self, config: ModelConfig, views: Container[str], parts: Mapping[str, QuantizedPart]
@@ -143,7 +143,7 @@ class _Names:
         self._mxfp4 = quantization is not None and quantization.method == "mxfp4"
 
     def usual(self, name: str) -> str | None:
-        """The name of a tensor that all families use; None for one that is never needed.
+        """The common name of a tensor in all families; None for a tensor that is never needed.
 
         A dot stands before `blocks` and `scales` of MXFP4, as before other parts of a layer.
         """
@@ -157,7 +157,7 @@ class _Names:
         )
 
     def may_be_left_out(self, name: str) -> bool:
-        """Whether a tensor without a place says nothing that the model needs."""
+        """Whether the model does not need a tensor without a place."""
         if name.endswith(_DERIVED):
             return True
         if self._config.tied_head and name.startswith("lm_head.") and not name.endswith(".bias"):
@@ -175,14 +175,14 @@ class _Names:
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where the tensors of a checkpoint belong."""
+    """The targets of a checkpoint's tensors in the weights."""
 
     views: dict[str, Tensor]
     layers: QuantizedLayers
     names: _Names
 
     def check_complete(self, folder: Path, present: set[str]) -> None:
-        """SetupError names a tensor that the model needs and no file has."""
+        """Raises SetupError for a tensor that the model needs and no file has."""
         needed = {name: tuple(view.shape) for name, view in self.views.items()}
         needed |= dict(self.layers.names())
         missing = [name for name in needed if name not in present]
@@ -192,7 +192,7 @@ class _Places:
             raise SetupError(f"{folder}: tensor {missing[0]} {shape} is missing{more}")
 
     def wants(self, name: str) -> StoredTensor | None:
-        """What a tensor must look like; None if it has no place."""
+        """The required shapes and types of a tensor; None if it has no place."""
         view = self.views.get(name)
         if view is not None:
             return StoredTensor((tuple(view.shape),), PLAIN)
@@ -218,7 +218,7 @@ def _fill(path: Path, places: _Places, advance: Callable[[int], None]) -> None:
 
 
 def _wanted(path: Path, name: str, file: Any, places: _Places) -> str | None:
-    """The usual name of a tensor that has a place, after checking it; None if it is not needed.
+    """Checks a tensor and returns its common name; None if it is not needed.
 
     SetupError if it is wrong or unknown.
     """

@@ -1,6 +1,6 @@
 """The transformer decoder: one implementation for all families, over the operations of `Ops`.
 
-What a layer computes around attention is in `fused_layer` and `general_layer`.
+`fused_layer` and `general_layer` compute the parts of a layer around attention.
 """
 
 from collections.abc import Mapping
@@ -41,13 +41,13 @@ class SampledTokens:
 
 @dataclass(slots=True)
 class LayerInputs:
-    """Keeps what some layers read of a batch: the residual stream before them."""
+    """Keeps the inputs of some layers for a batch: the residual stream before each of them."""
 
     layers: tuple[int, ...]
     states: Tensor | None = None  # [tokens, layers, hidden], in the order of `layers`
 
     def take(self, layer: int, residual: Tensor) -> None:
-        """Keeps `residual [tokens, hidden]`, which later layers change, if `layer` is wanted."""
+        """Copies `residual [tokens, hidden]`, which later layers change, if `layer` is wanted."""
         for place, wanted in enumerate(self.layers):
             if wanted == layer:
                 if self.states is None:
@@ -77,7 +77,7 @@ class Batch:
 
 
 class Decoder:
-    """Embedding, layers and head. It holds weights and no state that a step changes."""
+    """Embedding, layers and head. It has weights, but no state that a step changes."""
 
     def __init__(
         self,
@@ -89,14 +89,14 @@ class Decoder:
     ) -> None:
         """`tables` are the `rope_tables` of all positions of a sequence.
 
-        `form` is what a layer computes around attention, where the configuration does not say it.
+        `form` computes the parts of a layer around attention; None: the configuration chooses it.
         """
         self.config = config
         self.weights = weights
         self.ops = ops
         self.tables = tables
         self._scale = config.attention_scale
-        # By layer. A window that no sequence exceeds is none: attention without one is faster.
+        # By layer. None for a window that no sequence exceeds: attention without one is faster.
         longest, cap = len(tables[0]), config.attention_soft_cap
         self.windows = [w if w is not None and w < longest else None for w in config.windows]
         self._options: list[dict[str, Any]] = [
@@ -109,7 +109,7 @@ class Decoder:
         # Rounded to the type of the weights, as Gemma's factor is.
         factor = torch.tensor(config.embedding_multiplier, dtype=weights.embedding.dtype)
         self._embedding_multiplier = None if factor == 1 else float(factor)
-        # What a layer computes around attention.
+        # Computes the parts of a layer around attention.
         self._form: FusedLayer | GeneralLayer
         self._latent: LatentLayer | None = None
         if form is not None:
@@ -148,8 +148,8 @@ class Decoder:
     ) -> Tensor:
         """The final residual stream `[rows, hidden]` of some tokens of `body`.
 
-        `residual [tokens, hidden]` and `queries [tokens, heads, query_dim]`, as `body` left them,
-        stay unchanged.
+        `residual [tokens, hidden]` and `queries [tokens, heads, query_dim]` are those of `body`,
+        and stay unchanged.
         """
         if not len(sampled.rows):
             return residual[:0]
@@ -175,9 +175,9 @@ class Decoder:
         block_tables: Tensor,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Runs all layers but the last, then the last one up to its queries and its KV.
+        """Runs all layers except the last, and the last one up to its queries and its KV.
 
-        Most prompt tokens need no more than that. `finish_last_layer` does the rest.
+        Most prompt tokens need no more. `finish_last_layer` computes the rest.
 
         Args:
             residual: `[tokens, hidden]`, the embedded tokens; changed in place.
@@ -204,7 +204,7 @@ class Decoder:
     ) -> Tensor:
         """Runs the last layer's attention and MLP for some tokens of `body`.
 
-        Each token attends as a decode row does, the last token of a chunk too, because the KV of
+        Each token attends as a decode row, the last token of a chunk included, because the KV of
         its sequence is written already.
 
         Args:
@@ -284,7 +284,7 @@ class Decoder:
         return self._form.head(self.weights, hidden, out)
 
     def _begun(self, residual: Tensor, batch: Batch) -> Batch:
-        """Scales the embedded tokens in place; the batch with its plan of decode attention."""
+        """Scales the embedded tokens in place; returns the batch with plans of decode attention."""
         if self._embedding_multiplier is not None:
             residual.mul_(self._embedding_multiplier)
         return self._planned(batch)

@@ -12,9 +12,9 @@ from pagewire.worker.ops.contract.quantized import QuantizedInput, ScaledWeight
 
 
 class ExpertMlp:
-    """Sends each token through a few experts, and through the shared one if there is one.
+    """Computes a few experts for each token, and the shared expert if there is one.
 
-    Before it stands an RMSNorm, behind it nothing: no family with experts has another form.
+    It has an RMSNorm before the experts and none after them, as in all families with experts.
     """
 
     def __init__(self, config: ModelConfig, experts: ExpertsConfig, ops: Ops) -> None:

@@ -10,9 +10,9 @@ from pagewire.worker.ops.contract.blocks import KVScales
 
 
 class FusedLayer:
-    """What a layer computes around attention.
+    """Computes the parts of a layer around attention.
 
-    Its norms are folded into its matrices, but for the one before experts. No matrix is quantized.
+    The norms are folded into the matrices, except the norm before experts. No matrix is quantized.
     """
 
     def __init__(self, config: ModelConfig, ops: Ops) -> None:

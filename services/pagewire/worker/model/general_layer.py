@@ -1,6 +1,6 @@
-"""Layers of every form that a family can declare, fused where operations for that exist.
+"""Layers of every form that a family can declare, with fused operations where they exist.
 
-All quantized models have these layers: their matrices are multiplied by operations of their own.
+All quantized models have these layers, because operations of their own multiply their matrices.
 """
 
 from torch import Tensor
@@ -15,7 +15,7 @@ from pagewire.worker.ops.contract.quantized import LinearWeight, QuantizedInput,
 
 
 class GeneralLayer:
-    """What a layer computes around attention; see `FusedLayer` for the methods."""
+    """Computes the parts of a layer around attention; see `FusedLayer` for the methods."""
 
     def __init__(self, config: ModelConfig, ops: Ops) -> None:
         self._config = config
@@ -109,7 +109,7 @@ class GeneralLayer:
     ) -> Tensor | QuantizedInput:
         """The MLP of `residual [rows, hidden]` up to its activation: `[rows, intermediate]`.
 
-        `norm` and `bias` are of the norm before it.
+        `norm` and `bias` are the weight and the bias of the norm before it.
         """
         ops, config = self._ops, self._config
         if self._swiglu and isinstance(weights.gate_up, Tensor):
@@ -129,7 +129,7 @@ class GeneralLayer:
     ) -> None:
         """Adds `x [rows, in_features]` times `matrix`, with `bias`, to `residual [rows, hidden]`.
 
-        With `norm` what is added is normalized first. `residual` is changed in place.
+        With `norm`, the product is normalized before it is added. Changes `residual` in place.
         """
         if norm is None and bias is None and not isinstance(matrix, Tensor):
             linear_add(self._ops, x, matrix, residual)

@@ -12,9 +12,9 @@ from pagewire.worker.errors import SetupError
 from pagewire.worker.model.config import ModelConfig
 from pagewire.worker.ops.contract.blocks import KVScales
 
-# Copies go through temporary memory of some MiB a block, and the cache leaves little memory free.
+# Copies need temporary memory of some MiB a block, and the cache leaves little memory free.
 MAX_BLOCKS_A_COPY = 16
-# The bits of NaN in E4M3, but for the sign.
+# The bits of NaN in E4M3, without the sign.
 _FP8_NAN = 0x7F
 
 
@@ -29,8 +29,8 @@ class KVCache:
     `[num_blocks, 1, block_size, rank + rotated_dim]`, a latent vector and a rotated key a token.
     """
 
-    # [2 * layers, num_blocks, kv_heads, block_size, head_dim], keys first; uint8 if in FP8, because
-    # torch does not index FP8 tensors on every device.
+    # [2 * layers, num_blocks, kv_heads, block_size, head_dim], keys first. FP8 is stored as uint8,
+    # because torch does not index FP8 tensors on every device.
     storage: Tensor
     keys: tuple[Tensor, ...]  # by layer, each [num_blocks, kv_heads, block_size, head_dim]
     values: tuple[Tensor, ...]  # by layer, each [num_blocks, kv_heads, block_size, head_dim]
@@ -40,7 +40,7 @@ class KVCache:
 
     @property
     def storages(self) -> tuple[Tensor, ...]:
-        """All that belongs to blocks, each `[2 * layers, num_blocks, ...]`."""
+        """All tensors of blocks, each `[2 * layers, num_blocks, ...]`."""
         scales = self.scale_storage
         return (self.storage,) if scales is None else (self.storage, scales)
 
@@ -61,8 +61,8 @@ class KVCache:
     def copy(self, sources: Tensor, targets: Tensor) -> None:
         """Copies blocks `sources [n]` to `targets [n]`. No block may be in both.
 
-        Values become finite: behind the tokens that are needed, a block may hold those of a
-        sequence that failed.
+        Values become finite: after the needed tokens, a block may have values of a sequence that
+        failed.
         """
         for begin in range(0, len(sources), MAX_BLOCKS_A_COPY):
             end = begin + MAX_BLOCKS_A_COPY
@@ -72,10 +72,10 @@ class KVCache:
 
 
 def _finite(tensor: Tensor, scales: bool) -> Tensor:
-    """`tensor` without NaN and infinity; uint8 are the bits of FP8 numbers."""
+    """`tensor` without NaN and infinity; a uint8 tensor has the bits of FP8 numbers."""
     if tensor.dtype == torch.uint8:
         return tensor.masked_fill((tensor & _FP8_NAN) == _FP8_NAN, 0)
-    # The largest float32 would make FP8 numbers infinite.
+    # The largest float32 as a scale would make FP8 numbers infinite.
     return tensor.nan_to_num(posinf=0.0, neginf=0.0) if scales else tensor.nan_to_num()
 
 
@@ -103,7 +103,7 @@ def _storage_shape(model: ModelConfig, num_blocks: int, block_size: int) -> tupl
 
 
 def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block: what all layers cache of its tokens, with the scales if in FP8."""
+    """Bytes of one block: the KV of its tokens in all layers, with the scales if in FP8."""
     *vectors, size = _storage_shape(model, 1, block_size)
     if model.fp8_kv:
         return math.prod(vectors) * (size + torch.float32.itemsize)
@@ -138,9 +138,9 @@ def host_blocks_in(gigabytes: float, size: int) -> int:
 def measure_free_bytes(
     device: torch.device, utilization: float, profile: Callable[[], None]
 ) -> int:
-    """Bytes of GPU memory that the KV cache may take.
+    """Bytes of GPU memory that the KV cache may use.
 
-    That is `utilization` (0 to 1) of the memory, less weights, slot state and peak activations.
+    They are `utilization` (0 to 1) of the memory, less weights, slot state and peak activations.
     `profile` runs the largest step, with the weights loaded and no cache allocated yet.
     """
     torch.cuda.empty_cache()
@@ -159,6 +159,6 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device)
     """A tensor of zeros that, on a CPU, costs memory only for the pages that are written."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # numpy takes zeroed pages from the system, which assigns memory on the first write.
+    # numpy allocates zeroed pages from the system, which assigns memory on the first write.
     size = int(np.prod(shape)) * dtype.itemsize
     return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(dtype).view(shape)

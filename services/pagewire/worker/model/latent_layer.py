@@ -1,4 +1,4 @@
-"""Layers with latent attention, in the operations of `LatentOps`; all else is of Llama's form."""
+"""Layers with latent attention, in the operations of `LatentOps`, and otherwise Llama's form."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class LatentLayer(FusedLayer):
-    """What a layer computes around latent attention, and the attention itself.
+    """Computes latent attention and the parts of a layer around it.
 
-    Between `queries` and attention a query has its `query_dim` values, which are fewer than those
-    that it attends with. Only tokens that attend are multiplied by the larger matrices.
+    Between `queries` and attention, a query has `query_dim` values, fewer than attention reads.
+    Only tokens that attend are multiplied by the larger matrices.
     """
 
     def __init__(self, config: ModelConfig, latent: LatentConfig, ops: Ops) -> None:

@@ -25,7 +25,7 @@ def linear(
 ) -> Tensor:
     """`x @ weight.T + bias`, `[tokens, out_features]`: `out` if given.
 
-    Only the input of a scaled weight may be quantized already, in its `input_format`.
+    `x` may be quantized already only for a scaled weight, in the weight's `input_format`.
     """
     if isinstance(weight, ScaledWeight):
         if isinstance(x, Tensor):

@@ -1,7 +1,7 @@
-"""What a model folder says of pooling: the task, which hidden states count, and the score's head.
+"""The pooling of a model folder: the task, the pooled hidden states, and the score's head.
 
-Two layouts are read: folders of sentence-transformers (`modules.json` with the folders that it
-names), and config.json of Hugging Face with a `*ForSequenceClassification` architecture.
+Two layouts are read: folders of sentence-transformers (`modules.json` and the folders in it), and
+config.json of Hugging Face with a `*ForSequenceClassification` architecture.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ POOLING_FILE = "config.json"
 # The tokens whose logits a reranker of the Qwen3 kind compares.
 YES, NO = "yes", "no"
 
-# Modes of 1_Pooling/config.json: as a flag each in older files, as a name in newer ones.
+# Modes of 1_Pooling/config.json: older files have a flag for each, newer files a name.
 _FLAGS: Mapping[str, Kind] = {
     "pooling_mode_lasttoken": "last",
     "pooling_mode_mean_tokens": "mean",
@@ -36,10 +36,10 @@ _ACTIVATIONS: Mapping[str, Activation] = {"Identity": "none", "Sigmoid": "sigmoi
 class PoolingConfig:
     """How a prompt becomes one vector.
 
-    `kind` says which hidden states count: the last token's, the mean of all, the first token's.
-    A `head` maps the vector to one number: `classification` is the tensor score.weight of the
-    checkpoint, `tokens` the difference of the language model head's rows for `true_token` and
-    `false_token` (None for a zero row). `max_length` bounds a prompt, None if the model does.
+    `kind` selects hidden states: the last token's, the mean of all, or the first token's. A `head`
+    maps the vector to one number: `classification` is the tensor score.weight of the checkpoint,
+    `tokens` the difference of the language model head's rows for `true_token` and `false_token`
+    (None for a zero row). `max_length` bounds a prompt; None: only the model does.
     """
 
     task: Literal["embed", "score"]
@@ -56,7 +56,7 @@ def read_pooling(folder: Path, task: str, tokenizer: Path | None = None) -> Pool
 
     With `auto`, a folder of sentence-transformers embeds, a sequence classifier scores, and any
     other model generates. `tokenizer` is the tokenizer's folder, if that is not the model's.
-    SetupError names what is not supported.
+    SetupError names an unsupported value.
     """
     try:
         raw = read_json_object(folder / "config.json")
@@ -146,7 +146,7 @@ def _modules(folder: Path) -> dict[str, str]:
 
 
 def _max_length(folder: Path) -> int | None:
-    """The longest prompt by sentence_bert_config.json, which old and new folders have."""
+    """The longest prompt in sentence_bert_config.json, which old and new folders have."""
     path = folder / "sentence_bert_config.json"
     if not path.is_file():
         return None
@@ -162,7 +162,7 @@ def _max_length(folder: Path) -> int | None:
 
 
 def _embedding(folder: Path, modules: Mapping[str, str], bound: int | None) -> PoolingConfig:
-    if not modules:  # as vLLM does: Qwen3-Embedding's way
+    if not modules:  # as in vLLM: Qwen3-Embedding's pooling
         return PoolingConfig("embed", "last", "normalize", max_length=bound)
     if "LogitScore" in modules:
         raise SetupError(f"{MODULES}: a module LogitScore gives scores; use --task score")

@@ -1,4 +1,4 @@
-"""How far the reading or writing of weights has come, on a terminal or in the log."""
+"""The progress of reading or writing weights, on a terminal or in the log."""
 
 import logging
 import sys
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """A progress bar on standard error if that is a terminal, else one log line.
 
-    Yields a function that takes the number of bytes done since its last call.
+    Yields a function; pass it the number of bytes done since its last call.
     """
     if not sys.stderr.isatty():
         log.info("%s, %.2f GB", what, total / 1e9)

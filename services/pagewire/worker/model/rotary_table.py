@@ -1,9 +1,9 @@
 """The tables of cosines and sines that the RoPE operations read, and the order of a head's values.
 
-The operations rotate value i of a head with value `i + head_dim / 2`. A model that pairs other
-values, or rotates only some, gets its heads in another order when its weights are loaded
-(`rotary_order`). The same order in queries and keys leaves their products as they are. Values that
-are not rotated have a cosine of 1 and a sine of 0. Heads may be padded with zeros, see
+The operations rotate value i of a head with value `i + head_dim / 2`. For a model that pairs other
+values, or rotates only some, loading the weights changes the order of a head's values
+(`rotary_order`). The same order in queries and keys does not change their products. Values that are
+not rotated have a cosine of 1 and a sine of 0. Heads may be padded with zeros, see
 `ModelConfig.with_heads_for_kernels`.
 """
 
@@ -32,9 +32,9 @@ def rope_table(
     """`[max_positions, served_head_dim]` float32: cosines of a head's angles, then their sines.
 
     Angles are position times frequency, and the frequencies are `theta ** (-2 i / rotary_dim)` (Su
-    et al., 2021, "RoFormer"), scaled as `rope.kind` says. None rotates nothing. `longrope` has its
-    long factors if `max_positions` exceeds the original length: one choice for all sequences,
-    so that a sequence's keys do not change while it grows.
+    et al., 2021, "RoFormer"), scaled as `rope.kind` says. None rotates nothing. `longrope` uses its
+    long factors if `max_positions` exceeds the original length. The choice is the same for all
+    sequences, so a sequence's keys do not change while the sequence grows.
     """
     half = config.served_head_dim // 2
     table = torch.zeros(max_positions, 2 * half, device=device)
@@ -51,9 +51,9 @@ def rope_table(
 
 
 def rotary_order(rope: RopeConfig | None, config: ModelConfig) -> Tensor | None:
-    """The value of the model's head at each place of ours, `[served_head_dim]`.
+    """For each place of a served head, the index of the model's value, `[served_head_dim]`.
 
-    `head_dim` stands for a zero. None: each value stays at its place.
+    The index `head_dim` stands for a zero. None: each value stays at its place.
     """
     size, half = config.head_dim, config.served_head_dim // 2
     rotated = 0 if rope is None else rope.rotary_dim(size)
@@ -79,14 +79,14 @@ def _frequencies(rope: RopeConfig, head_dim: int, max_positions: int) -> Tensor:
         case "longrope":
             long = max_positions > rope.original_max_position_embeddings
             return frequencies / torch.tensor(rope.long_factors if long else rope.short_factors)
-    # `dynamic` scales sequences that are longer than max_position_embeddings. None is.
+    # `dynamic` scales only sequences longer than max_position_embeddings, and no sequence is.
     return frequencies
 
 
 def _llama3(frequencies: Tensor, rope: RopeConfig) -> Tensor:
     """Llama 3.1's scaling: long wavelengths divided by `factor`, short ones kept.
 
-    Between `original / high_freq_factor` and `original / low_freq_factor` tokens of wavelength
+    For wavelengths between `original / high_freq_factor` and `original / low_freq_factor` tokens,
     the two are blended linearly in `original / wavelength` (Llama Team, 2024, "The Llama 3 Herd
     of Models", and the reference code of that model).
     """

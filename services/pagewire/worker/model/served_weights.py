@@ -15,10 +15,10 @@ from pagewire.worker.ops.contract.quantized import LinearWeight, ScaledWeight, t
 def served_weights(config: ModelConfig, weights: Weights) -> Weights:
     """The weights that the decoder computes with; changes those of the checkpoint in place.
 
-    Multipliers and norms are multiplied into the matrices where that is possible, and the values of
-    heads are brought into the order in which the kernels rotate them. In bfloat16 this rounds
-    weights once more, and activations once less. Quantized values stay as they are: multipliers
-    change their scales, norms stay apart, and whole rows are brought into another order.
+    Multipliers and norms are multiplied into the matrices where possible. The values of heads get
+    the order in which the kernels rotate them. In bfloat16 this rounds weights once more, and
+    activations once less. Quantized values do not change: multipliers change their scales, norms
+    stay separate, and only whole rows are reordered.
     """
     if config.norm == "rms_plus_one":
         for norm in (weights.norm, *(n for layer in weights.layers for n in layer.norms())):
@@ -43,7 +43,7 @@ def served_weights(config: ModelConfig, weights: Weights) -> Weights:
 
 
 def _put_gates_first(layer: LayerWeights) -> None:
-    """Brings the rows of each expert's gates, which take turns with the values, before these."""
+    """Reorders each expert's rows, in which gates and values alternate: the gates come first."""
     for tensor in (layer.gate_up, layer.gate_up_bias):
         if isinstance(tensor, Tensor):  # quantized rows are in order already
             for expert in tensor:  # one at a time needs little memory
@@ -53,14 +53,14 @@ def _put_gates_first(layer: LayerWeights) -> None:
 def _with_norms_folded(layer: LayerWeights) -> LayerWeights:
     layer = replace(layer, input_norm=_folded(layer.input_norm, layer.qkv))
     if layer.router is not None:
-        # A router whose weights are rounded twice chooses other experts more often, which changes a
-        # token far more than a rounding does.
+        # A router with twice rounded weights chooses other experts more often. That changes a token
+        # far more than a rounding does.
         return layer
     return replace(layer, post_norm=_folded(layer.post_norm, layer.gate_up))
 
 
 def _folded(norm: Tensor | None, matrix: LinearWeight) -> Tensor | None:
-    """What is left of a norm's weight: itself before a quantized matrix, else nothing."""
+    """The weight of a norm if it stays separate, before a quantized matrix; else None."""
     if norm is None or not isinstance(matrix, Tensor):
         return norm
     matrix *= norm
@@ -68,9 +68,10 @@ def _folded(norm: Tensor | None, matrix: LinearWeight) -> Tensor | None:
 
 
 def _scale_additions(config: ModelConfig, layer: LayerWeights) -> None:
-    """Multiplies what attention and MLP add to the residual stream by `residual_multiplier`.
+    """Scales the outputs of attention and MLP by `residual_multiplier`.
 
-    Norms behind attention and MLP take the factor, for they would undo it before them.
+    Norms after attention and MLP receive the factor if they exist, because a norm undoes a factor
+    of its input.
     """
     behind = layer.attended_norm is not None
     added = (
@@ -87,7 +88,7 @@ def _scale_additions(config: ModelConfig, layer: LayerWeights) -> None:
 def _with_heads_placed(config: ModelConfig, number: int, layer: LayerWeights) -> LayerWeights:
     """The layer with the values of each head at the places that the kernels read.
 
-    Queries and keys have the order of `rotary_order`; values stay in order. Padding is 0.
+    Queries and keys have the order of `rotary_order`; values keep their order. Padding is 0.
     """
     order = rotary_order(config.ropes[number], config)
     if order is None:
@@ -125,7 +126,7 @@ def _with_heads_placed(config: ModelConfig, number: int, layer: LayerWeights) ->
 
 
 def _place_rotated(latent: LatentConfig, layer: LayerWeights, order: Tensor) -> None:
-    """Brings the rotated values of queries and keys into `order` in place: their last rows."""
+    """Reorders the rotated values of queries and keys, their last rows, by `order`, in place."""
     assert isinstance(layer.qkv, Tensor)  # quantized weights are refused
     queries = layer.qkv[: -latent.cached_dim] if layer.query_up is None else layer.query_up
     assert isinstance(queries, Tensor)

@@ -1,4 +1,4 @@
-"""The matrices of a layer: the projections that each holds, and how they are quantized."""
+"""The matrices of a layer: the projections in each, and their quantization."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,20 +16,20 @@ class Stack:
     names: tuple[str, ...]  # in the checkpoint, after the name of the layer
     rows: tuple[int, ...]
     columns: int
-    experts: int = 0  # whose rows lie one below the other; 0 for an ordinary layer
-    # All experts are one tensor in the checkpoint. With `in_turns`, the rows of gates and values of
-    # an expert take turns there.
+    experts: int = 0  # number of experts, with rows one below the other; 0 for an ordinary layer
+    # All experts are one tensor in the checkpoint. With `in_turns`, the rows of an expert's gates
+    # and values alternate there.
     together: bool = False
     in_turns: bool = False
 
 
 def layer_name(config: ModelConfig, number: int) -> str:
-    """What the names of a layer's tensors begin with; `number` counts the layers of `config`."""
+    """The prefix of the names of a layer's tensors; `number` counts the layers of `config`."""
     return f"model.layers.{config.numbers[number]}."
 
 
 def layer_stacks(config: ModelConfig, number: int) -> dict[str, Stack]:
-    """The projections of each matrix of `LayerWeights`, but for the router's and a shared gate."""
+    """The projections in each matrix of `LayerWeights`, except the router and a shared gate."""
     hidden, inner = config.hidden_size, config.intermediate_size
     stacks = _attention_stacks(config, hidden)
     if config.experts is not None and config.experts.layers[number]:
@@ -90,7 +90,7 @@ def _expert_stacks(config: ModelConfig, experts: ExpertsConfig) -> dict[str, Sta
 
 
 def _stack(config: ModelConfig, whole: str, rows: Mapping[str, int], columns: int) -> Stack:
-    """A matrix of parts with so many rows, or the whole if the family stores it so."""
+    """A matrix of parts with these `rows`, or of the whole if the family stores it so."""
     names = config.names
     if whole in names.parts:
         return Stack((names.part(whole),), (sum(rows.values()),), columns)

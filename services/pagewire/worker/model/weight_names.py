@@ -12,9 +12,9 @@ NORMS = ("input_norm", "q_norm", "k_norm", "attended_norm", "post_norm", "mlp_no
 
 
 def named_views(config: ModelConfig, weights: Weights) -> dict[str, Tensor]:
-    """For each tensor name of a checkpoint, the view of the weights it belongs to.
+    """For each tensor name of a checkpoint, the view of the weights that it fills.
 
-    Without the tensors of quantized layers, which `quantized_parts` describes.
+    Tensors of quantized layers are not included; `quantized_parts` describes them.
     """
     views = {"model.embed_tokens.weight": weights.embedding, "model.norm.weight": weights.norm}
     if weights.norm_bias is not None:
@@ -66,7 +66,7 @@ def _views_of_all_experts(config: ModelConfig, layer: LayerWeights) -> Iterator[
         name = config.names.part(f"experts_{field}")
         weight, bias = getattr(layer, field), getattr(layer, f"{field}_bias")
         if isinstance(weight, Tensor) and transposed:
-            # Rows of gates and values stay in turns until all are loaded (`served_weights`).
+            # Rows of gates and values alternate until all are loaded (`served_weights`).
             yield name, weight.transpose(1, 2)
         elif isinstance(weight, Tensor):
             yield f"{name}.weight", weight

@@ -21,12 +21,12 @@ class LayerWeights:
     `qkv` stacks the query, key and value projections, `gate_up` the gate and up projections, in
     this order; an MLP without a gate has only the rows of `up`. A norm's weight scales the columns
     of the next matrix. So `served_weights` multiplies `input_norm` and `post_norm` into that matrix
-    where it can, and both exist only while weights are loaded. Experts and quantized matrices keep
-    the norm before them.
+    where possible; then both exist only while weights are loaded. Experts and quantized matrices
+    keep the norm before them.
 
-    With latent attention `qkv` stacks the projection of queries, or the one that compresses them,
-    and that of the latent vector and the rotated key. `q_norm` and `k_norm` are of compressed
-    queries and of latent vectors.
+    With latent attention, `qkv` stacks two projections: that of queries or compressed queries, and
+    that of the latent vector and the rotated key. `q_norm` belongs to compressed queries, `k_norm`
+    to latent vectors.
     """
 
     input_norm: Tensor | None  # [hidden], before attention
@@ -42,11 +42,11 @@ class LayerWeights:
     gate_up: LinearWeight
     down: LinearWeight  # [hidden, intermediate], with experts as above
     input_norm_bias: Tensor | None = None  # [hidden]
-    attended_norm: Tensor | None = None  # [hidden], of what attention adds to the residual stream
+    attended_norm: Tensor | None = None  # [hidden], of the output of attention
     post_norm_bias: Tensor | None = None  # [hidden]
     gate_up_bias: Tensor | None = None  # a value for each row of `gate_up`
     down_bias: Tensor | None = None  # [hidden], with experts [experts, hidden]
-    mlp_norm: Tensor | None = None  # [hidden], of what the MLP adds to the residual stream
+    mlp_norm: Tensor | None = None  # [hidden], of the output of the MLP
     router: Tensor | None = None  # [experts, hidden]; None in a layer without experts
     correction: Tensor | None = None  # [experts] float32, added to the scores that choose
     shared_gate_up: LinearWeight | None = None  # [2 * intermediate, hidden], of the shared expert
@@ -54,7 +54,7 @@ class LayerWeights:
     shared_gate: Tensor | None = None  # [1, hidden]
     # Only with latent attention; see `LatentConfig` for the sizes.
     query_up: LinearWeight | None = None  # [heads * query_dim, query_rank], from compressed queries
-    # [heads * (plain_dim + value_dim), rank], of each head the rows of keys, then those of values
+    # [heads * (plain_dim + value_dim), rank], for each head the rows of keys, then those of values
     kv_up: LinearWeight | None = None
     router_bias: Tensor | None = None  # [experts]
     sinks: Tensor | None = None  # [heads], of attention
@@ -104,8 +104,7 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
     """Weights with the shapes of the model and undefined values.
 
     Raises:
-        SetupError: some of the projections with the same input are quantized otherwise than the
-            others.
+        SetupError: projections with the same input are quantized differently.
     """
 
     def empty(*shape: int) -> Tensor:
@@ -192,7 +191,7 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
 
 
 def _normed_sizes(config: ModelConfig) -> tuple[int, int]:
-    """How many values the norms of queries and of keys have; 0 for no norm."""
+    """The sizes of the norms of queries and of keys; 0 for no norm."""
     if config.latent is not None:
         return config.latent.query_rank or 0, config.latent.rank
     if config.qk_norm is None:
@@ -210,7 +209,7 @@ def _norm_dtype(config: ModelConfig, dtype: torch.dtype) -> torch.dtype:
 def dummy_weights(
     config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int
 ) -> Weights:
-    """Random weights as in a checkpoint, to measure without one: norms are 1, all others normal.
+    """Random weights, to measure without a checkpoint: norms are 1, all others normal.
 
     The standard deviation is `initializer_range` of the configuration. The same seed gives the
     same weights on the same kind of device.
@@ -237,7 +236,7 @@ def dummy_weights(
 
 
 def quantized_parts(config: ModelConfig, weights: Weights) -> dict[str, QuantizedPart]:
-    """For each quantized layer of a checkpoint, by name, the part of the weights it belongs to."""
+    """For each quantized layer of a checkpoint, by name, the part of the weights that it fills."""
     parts: dict[str, QuantizedPart] = {}
     for prefix, stack, matrix in _matrices(config, weights):
         scheme = None if isinstance(matrix, Tensor) else scheme_of(config, prefix, stack)

@@ -1,6 +1,6 @@
 """The configuration of a model: the table of families, and how config.json is read.
 
-What is computed with it belongs to `model`. Nothing here imports torch: a simulated worker reads
+The computation belongs to `model`. Nothing here imports torch, because a simulated worker reads
 configurations, too.
 """
 

@@ -22,16 +22,16 @@ class ExpertKeys:
     # Whether experts form the groups of `n_group` and `topk_group`; `by_method`: if `topk_method`
     # is `group_limited_greedy`, not if it is `greedy`.
     grouped: Literal["no", "yes", "by_method"] = "no"
-    # Intermediate size of an expert that sees every token, beside those that are chosen. It has a
-    # gate, unless `shared_count_key` says how many such experts there are.
+    # Intermediate size of a shared expert, which computes every token. It has a gate, unless
+    # `shared_count_key` names the number of shared experts.
     shared_size_key: str | None = None
     shared_count_key: str | None = None
     # Layers without experts: those of `decoder_sparse_step` and `mlp_only_layers`, or the first
-    # `first_k_dense_replace`, or those that `mlp_layer_types` calls dense, which are the first one
-    # if that key is missing.
+    # `first_k_dense_replace`, or those that `mlp_layer_types` calls dense (without that key, the
+    # first layer).
     dense_layers: Literal["none", "step", "first", "types"] = "none"
-    # gpt-oss: router and experts have biases, `swiglu_alpha` and `swiglu_limit` say how the
-    # activation is clamped, and checkpoints have experts transposed, gates and values in turns.
+    # gpt-oss: router and experts have biases, `swiglu_alpha` and `swiglu_limit` define the clamped
+    # activation, and checkpoints store experts transposed, with gates and values in turns.
     gpt_oss: bool = False
 
 
@@ -102,9 +102,9 @@ def _is_grouped(raw: Mapping[str, Any], keys: ExpertKeys) -> bool:
 
 
 def _groups(raw: Mapping[str, Any], keys: ExpertKeys, count: int, top_k: int) -> tuple[int, int]:
-    """The number of groups of experts, and how many of them a token chooses from."""
+    """The number of groups of experts, and how many groups a token chooses from."""
     groups, top_groups = positive(raw, "n_group", 1), positive(raw, "topk_group", 1)
-    least = 2 if keys.scoring == "sigmoid" else 1  # a group counts by so many of its experts
+    least = 2 if keys.scoring == "sigmoid" else 1  # a group's score sums this many of its experts
     if groups > 1 and (count % groups or count < least * groups):
         raise SetupError(
             f"config.json: n_group {groups} does not cut {count} experts to groups of {least} or "

@@ -1,7 +1,7 @@
 """The table of model families that the decoder can run.
 
-The families listed in this module have layers of Llama's form; others are in modules of their own.
-A value of `defaults` is the family's own in transformers 5.
+The families in this module have layers of Llama's form; others have modules of their own. The
+values in `defaults` are those of transformers 5.
 """
 
 from dataclasses import replace
@@ -31,7 +31,7 @@ _MISTRAL = Family(
     "mistral",
     "MistralForCausalLM",
     windowed_by="sliding_window",
-    layer_types=True,  # transformers then takes Ministral's classes
+    layer_types=True,  # transformers then uses Ministral's classes
     defaults={
         "num_key_value_heads": 8,
         "max_position_embeddings": 131072,

@@ -1,4 +1,4 @@
-"""What a model family declares: a row of the table of families."""
+"""The declaration of a model family: a row of the table of families."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,9 +19,10 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 
-# The name of each part of a layer in a Hugging Face checkpoint, behind `model.layers.N.`. A family
-# that stores `q`, `k` and `v` as one matrix has a name for `qkv` instead, and so for `gate_up`.
-# Parts of experts hold their number, unless a family stores `experts_gate_up` and `experts_down`.
+# The name of each part of a layer in a Hugging Face checkpoint, after `model.layers.N.`. A family
+# that stores `q`, `k` and `v` as one matrix has a name for `qkv` instead; the same holds for
+# `gate_up`. Names of experts contain the expert's number, unless a family stores `experts_gate_up`
+# and `experts_down`.
 LAYER_NAMES: Mapping[str, str] = {
     "input_norm": "input_layernorm",
     "q": "self_attn.q_proj",
@@ -30,8 +31,8 @@ LAYER_NAMES: Mapping[str, str] = {
     "q_norm": "self_attn.q_norm",
     "k_norm": "self_attn.k_norm",
     "output": "self_attn.o_proj",
-    # With latent attention queries are `q`, or `query_down`, a norm and `query_up`. `kv_down` gives
-    # the latent vector and the key that is rotated, `kv_up` keys and values of all heads.
+    # With latent attention, queries are `q`, or `query_down`, a norm and `query_up`. `kv_down`
+    # computes the latent vector and the rotated key, `kv_up` the keys and values of all heads.
     "query_down": "self_attn.q_a_proj",
     "query_up": "self_attn.q_b_proj",
     "kv_down": "self_attn.kv_a_proj_with_mqa",
@@ -57,12 +58,12 @@ LAYER_NAMES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class WeightNames:
-    """How a checkpoint names its tensors.
+    """The names of a checkpoint's tensors.
 
     `parts` are differences from `LAYER_NAMES`. A name that begins with the first value of a pair in
-    `renamed` is read as if it began with the second one. Tensors that begin with one of `ignored`
+    `renamed` is read as if it began with the second value. Tensors that begin with one of `ignored`
     are not loaded: they belong to parts of a model that are not text. With `later_layers`, layers
-    behind the last one are not loaded either: they predict further tokens.
+    after the last one are not loaded either: they predict further tokens.
     """
 
     parts: Mapping[str, str] = field(default_factory=dict)
@@ -75,7 +76,7 @@ class WeightNames:
         return self.parts.get(name) or LAYER_NAMES[name]
 
     def canonical(self, name: str) -> str | None:
-        """The name of a tensor with the usual prefix; None if it is ignored."""
+        """The name of a tensor with the common prefix; None if it is ignored."""
         if name.startswith(self.ignored):
             return None
         for prefix, usual in self.renamed:
@@ -84,9 +85,9 @@ class WeightNames:
         return name
 
     def stored(self, name: str) -> tuple[str, ...]:
-        """All names that a checkpoint may have for the tensor or layer with a usual name.
+        """All names that a checkpoint may have for the tensor or layer with a common name.
 
-        The last is that of a decoder without a head.
+        The last is the name in a decoder without a head.
         """
         renamed = (
             prefix + name[len(usual) :] for prefix, usual in self.renamed if name.startswith(usual)
@@ -99,20 +100,20 @@ class Family:
     """A row of the table of families.
 
     A field that ends in `_key` names a key of config.json. A field of type `bool | str` is True or
-    False for the whole family, or the key of config.json that says so. `defaults` are the family's
-    values of keys that config.json does not have.
+    False for the whole family, or names the key of config.json with this value. `defaults` are the
+    family's values for keys that config.json does not have.
     """
 
     model_type: str
     architecture: str
 
-    # Norms. `pre` stands before attention and before the MLP, `post` behind both, `sandwich` at all
+    # Norms. `pre` stands before attention and before the MLP, `post` after each, `sandwich` at all
     # four places. `parallel` is one norm before both, which read the same input.
     block: Block = "pre"
     norm: Norm = "rms"  # `rms_plus_one` multiplies by 1 + weight
     norm_bias: bool = False
     norm_eps_key: str = "rms_norm_eps"
-    # The norm of queries and keys covers each head by itself, or the whole projection.
+    # The norm of queries and keys covers each head separately, or the whole projection.
     qk_norm: QKNorm | None = None
     qk_norm_key: str | None = None  # without it, all models of the family have the norm
 
@@ -125,21 +126,21 @@ class Family:
     intermediate_size_key: str = "intermediate_size"
 
     # Rotary embedding. `interleaved` pairs neighbouring values of a head, not those of its halves.
-    # Layers with RoPE are all, or those for which the list `no_rope_layers` has not 0, or those
-    # with a window (all, if `sliding_window` is null, by `windowed_if_any`), or all if
+    # Layers with RoPE: all; or those whose value in the list `no_rope_layers` is not 0; or those
+    # with a window (with `windowed_if_any`, all if `sliding_window` is null); or all if
     # `position_embedding_type` is `rope`.
     interleaved: bool | str = False
     partial_rotary: bool = False  # `partial_rotary_factor` may be below 1
     rotary_layers: Literal[
         "all", "no_rope_layers", "windowed", "windowed_if_any", "position_embedding_type"
     ] = "all"
-    # Layers with a window have RoPE of their own: the key of its base if there is one, and the
-    # default.
+    # RoPE of layers with a window, if it differs: the key of its base, if any, and the default.
     local_rope: tuple[str | None, float] | None = None
 
-    # The key of config.json that turns sliding windows on: None if the family has none,
-    # `sliding_window` if the presence of that key is enough. Then all layers have the window, but
-    # every `window_pattern`-th, and those that `layer_types` excludes if the family obeys it.
+    # The key of config.json that turns sliding windows on: None if the family has no windows,
+    # `sliding_window` if the presence of that key is enough. Then all layers have the window,
+    # except every `window_pattern`-th, and except those that `layer_types` excludes if the family
+    # obeys that key.
     windowed_by: Literal["sliding_window", "use_sliding_window"] | None = None
     layer_types: bool = False
     window_pattern: int | None = None
@@ -154,16 +155,16 @@ class Family:
     logit_multiplier_key: str | None = None
     logit_divisor_key: str | None = None
     soft_caps: bool = False
-    attention_sinks: bool = False  # a score of each head that only the sum of the softmax has
+    attention_sinks: bool = False  # each head has a score that only adds to the softmax's sum
 
-    # An architecture that transformers writes for this model type, although it is another family's.
+    # Another family's architecture that transformers writes for this model type.
     written_as: str | None = None
-    # Keys that the family's config.json has instead of the usual ones.
+    # Keys that the family's config.json has instead of the common keys.
     aliases: Mapping[str, str] = field(default_factory=dict)
     experts: ExpertKeys | None = None  # instead of the MLP, in some layers or in all
     latent: bool = False  # latent attention, see `LatentConfig`
     text_config: bool = False  # the language model is described by the object `text_config`
     names: WeightNames = WeightNames()
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    # Keys with the only value that is supported. A key that is missing or null has it.
+    # Keys with the only supported value. A missing or null key has this value.
     only: Mapping[str, Any] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from pagewire.worker.errors import SetupError
 from pagewire.worker.model.config.rope import RopeConfig
 from pagewire.worker.model.config.values import positive
 
-# The epsilon of the norms of latent vectors: transformers does not take `rms_norm_eps` for them.
+# The epsilon of the norms of latent vectors; transformers does not use `rms_norm_eps` there.
 LATENT_NORM_EPS = 1e-6
 MIN_VALUES, MAX_RANK, MAX_ROTATED = 16, 512, 128
 
@@ -17,14 +17,14 @@ MIN_VALUES, MAX_RANK, MAX_ROTATED = 16, 512, 128
 class LatentConfig:
     """Sizes of multi-head latent attention (DeepSeek-AI, 2024, "DeepSeek-V2", section 2.1).
 
-    Of each token and layer the KV cache has one latent vector, from which keys and values of all
-    heads follow, and one rotated key that all heads share.
+    For each token and layer the KV cache has one latent vector, from which the keys and values of
+    all heads are computed, and one rotated key that all heads share.
     """
 
     query_rank: int | None  # values of a compressed query; None: queries are not compressed
     rank: int  # values of a latent vector
     plain_dim: int  # values of a head's query and key that are not rotated
-    rotated_dim: int  # values that are
+    rotated_dim: int  # values of a head's query and key that are rotated
     value_dim: int  # values of a head's value
 
     @property
@@ -34,7 +34,7 @@ class LatentConfig:
 
     @property
     def cached_dim(self) -> int:
-        """Values of a token in the cache of a layer."""
+        """Values of one token in the cache of a layer."""
         return self.rank + self.rotated_dim
 
     def check_kernels(self) -> None:
@@ -51,9 +51,9 @@ class LatentConfig:
 
 
 def read_latent(raw: Mapping[str, Any], heads: int) -> LatentConfig:
-    """The sizes of latent attention; SetupError names what is not supported.
+    """The sizes of latent attention; SetupError names an unsupported value.
 
-    `heads` are those of queries. Each has keys and values of its own, made from the latent vector.
+    `heads` are the query heads. Each has its own keys and values, computed from the latent vector.
     """
     kv_heads = positive(raw, "num_key_value_heads", default=heads)
     if kv_heads != heads:
@@ -75,6 +75,6 @@ def read_latent(raw: Mapping[str, Any], heads: int) -> LatentConfig:
 
 
 def latent_scale(latent: LatentConfig, rope: RopeConfig | None) -> float:
-    """What multiplies the scores: `query_dim ** -0.5`, times YaRN's factor for both sides."""
+    """The factor of the scores: `query_dim ** -0.5`, times YaRN's factor for both sides."""
     factor = 1.0 if rope is None else rope.score_factor
     return float(latent.query_dim**-0.5) * factor

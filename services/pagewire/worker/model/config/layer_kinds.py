@@ -77,7 +77,7 @@ def _layer_types(raw: Mapping[str, Any], layers: int) -> list[str]:
 
 
 def _default_types(raw: Mapping[str, Any], family: Family, layers: int) -> list[str]:
-    """The types of layers that config.json does not list."""
+    """The types of the layers, if config.json does not list them."""
     pattern = family.window_pattern
     if family.window_pattern_key is not None:
         pattern = positive(raw, family.window_pattern_key, default=pattern)

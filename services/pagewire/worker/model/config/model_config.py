@@ -24,8 +24,8 @@ MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 class ModelConfig:
     """The configuration of one model, as the decoder needs it. `Family` explains the kinds.
 
-    With `latent`, a head is what is rotated of it: `head_dim` counts these values, of which all
-    query heads share one key, so that `num_kv_heads` is 1.
+    With `latent`, `head_dim` counts only the rotated values of a head. All query heads share one
+    rotated key, so `num_kv_heads` is 1.
     """
 
     family: str
@@ -91,7 +91,7 @@ class ModelConfig:
     def norms_folded(self) -> bool:
         """Whether the norms before attention and MLP are multiplied into the next matrices.
 
-        Matrices of half precision would round `1 + weight` more than transformers does.
+        `1 + weight` is not folded: half-precision matrices would round it more than transformers.
         """
         return self.norm == "rms" and self.block in ("pre", "sandwich")
 
@@ -112,7 +112,7 @@ class ModelConfig:
         )
 
     def check_quantizable(self, named: str) -> None:
-        """Raises SetupError if weights of the model cannot be quantized; `named` says by what."""
+        """Raises SetupError if weights of the model cannot be quantized; `named` is the cause."""
         quantization = self.quantization
         four = quantization is not None and quantization.method == "mxfp4"
         remedy = "use this model in bfloat16, float16 or float32"
@@ -142,8 +142,8 @@ class ModelConfig:
     def with_heads_for_kernels(self) -> "ModelConfig":
         """The same model with heads padded to a size that the Triton kernels read.
 
-        Zeros change no score and no output. SetupError if heads are too large, or if they are
-        normalized, for the zeros would count in the mean, or if weights are quantized.
+        Zeros change no score and no output. SetupError if heads are too large, if weights are
+        quantized, or if heads are normalized, because the zeros would count in the mean.
         """
         if self.latent is not None:
             self.latent.check_kernels()
@@ -180,10 +180,10 @@ class ModelConfig:
         )
 
     def sample_layers(self) -> tuple[int, ...]:
-        """Layers that together launch every kernel that all layers launch: one of each kind.
+        """One layer of each kind: together they launch every kernel of the model.
 
         The last layer is a kind of its own (`Decoder.finish_last_layer`). The others differ in
-        their windows, in whether they have experts, and in how they are quantized.
+        their windows, experts and quantization.
         """
         none = (False,) * self.num_layers
         sparse = none if self.experts is None else self.experts.layers

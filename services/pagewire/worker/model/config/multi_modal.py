@@ -1,4 +1,4 @@
-"""How multi-modal checkpoints name the tensors of their language model, and of other parts."""
+"""Names of the tensors in multi-modal checkpoints: of the language model, and of other parts."""
 
 LANGUAGE_MODEL = (
     ("language_model.model.", "model."),

@@ -1,7 +1,7 @@
 """Reads config.json.
 
-A value has the meaning and the default that it has in transformers 5;
-docs/decisions/own-configuration.md says why transformers does not read it.
+A value has its meaning and its default of transformers 5. docs/decisions/own-configuration.md says
+why transformers does not read it.
 """
 
 import math
@@ -27,9 +27,9 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def read_model_config(folder: Path) -> ModelConfig:
-    """The configuration in `folder/config.json`; SetupError names what is not supported.
+    """The configuration in `folder/config.json`; SetupError names an unsupported value.
 
-    Without a data type there, it is that of the weights.
+    If config.json has no data type, the weights determine it.
     """
     path = folder / "config.json"
     try:
@@ -58,7 +58,7 @@ def _with_place(message: str, path: Path, raw: Mapping[str, Any]) -> str:
 
 
 def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """The configuration in a decoded config.json; SetupError names what is not supported."""
+    """The configuration in a decoded config.json; SetupError names an unsupported value."""
     family = _family(raw)
     given = {family.aliases.get(key, key): value for key, value in _of_text(raw, family).items()}
     raw = {**family.defaults, **given}
@@ -127,7 +127,7 @@ def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
 
 
 def _causal_architecture(name: str) -> str:
-    """The architecture with a language model head that shares its decoder with `name`."""
+    """The architecture with a language model head whose decoder is that of `name`."""
     return re.sub(r"(ForSequenceClassification|Model)$", "ForCausalLM", name)
 
 
@@ -151,7 +151,7 @@ def _family(raw: Mapping[str, Any]) -> Family:
 
 
 def _of_text(raw: Mapping[str, Any], family: Family) -> Mapping[str, Any]:
-    """What config.json says of the language model."""
+    """The part of config.json about the language model."""
     if not family.text_config:
         return raw
     text = raw.get("text_config")

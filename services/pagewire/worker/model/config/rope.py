@@ -12,15 +12,15 @@ RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 Parameters = Mapping[str, Any]
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-_SCALED = ("llama3", "yarn", "longrope")  # these know the length before scaling
+_SCALED = ("llama3", "yarn", "longrope")  # these kinds use the length before scaling
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
     """Rotary position embedding: the base `theta` and how the frequencies are scaled.
 
-    All scaled kinds use `factor` but `longrope`, which has a factor for each frequency. `llama3`,
-    `yarn` and `longrope` use `original_max_position_embeddings`.
+    All scaled kinds use `factor`, except `longrope`, which has a factor for each frequency.
+    `llama3`, `yarn` and `longrope` use `original_max_position_embeddings`.
     """
 
     kind: RopeKind
@@ -189,7 +189,7 @@ def _longrope(
 
 
 def _factor(raw: Mapping[str, Any], parameters: Parameters, original: int) -> float:
-    """`factor`; without it, by how much the trained length was extended."""
+    """`factor`; without it, the ratio by which the trained length was extended."""
     if parameters.get("factor") is None:
         return float(raw["max_position_embeddings"] / original)
     return _number(parameters, "factor")

@@ -5,15 +5,15 @@ import struct
 from pathlib import Path
 
 _HEAD = struct.Struct("<Q")
-# The largest header, which describes a file's tensors, that safetensors itself allows.
+# The largest header that safetensors allows. The header describes a file's tensors.
 _MAX_HEADER_BYTES = 100_000_000
 _NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 def stored_dtype(folder: Path) -> str | None:
-    """The type of the first tensor in `folder` that has one of ours.
+    """The type of the first tensor in `folder` with a supported type.
 
-    None without such a tensor, and where a file cannot be read: loading the weights says why.
+    None without such a tensor, or if a file cannot be read: loading the weights reports that.
     """
     files = sorted(folder.glob("model*.safetensors"))
     if not files:

@@ -7,7 +7,7 @@ from pagewire.worker.errors import SetupError
 
 
 def positive(raw: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """The integer `name`, above 0; SetupError names another value."""
+    """The integer `name`; SetupError if it is not an integer above 0."""
     value = raw.get(name)
     value = default if value is None else value
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -16,7 +16,7 @@ def positive(raw: Mapping[str, Any], name: str, default: int | None = None) -> i
 
 
 def number(raw: Mapping[str, Any], name: str, default: float | None = None) -> float:
-    """The number `name`, above 0; SetupError names another value."""
+    """The number `name`; SetupError if it is not a number above 0."""
     value = raw.get(name)
     value = default if value is None else value
     if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
@@ -25,5 +25,5 @@ def number(raw: Mapping[str, Any], name: str, default: float | None = None) -> f
 
 
 def flag(raw: Mapping[str, Any], declared: bool | str) -> bool:
-    """What a family declares, or the value of the key that it names."""
+    """The value that a family declares, or the value of the key that the family names."""
     return bool(raw.get(declared)) if isinstance(declared, str) else declared

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads: one layer that guesses from the hidden states of its target.
+"""EAGLE-3 heads: one layer that drafts tokens from the hidden states of its target.
 
-Which tokens a head drafts in a step, and its KV, belong to `runtime`.
+The choice of drafts in a step, and the head's KV, belong to `runtime`.
 """

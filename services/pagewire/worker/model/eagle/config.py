@@ -12,7 +12,7 @@ from pagewire.worker.model.config.family import WeightNames
 from pagewire.worker.model.config.stored_dtype import stored_dtype
 from pagewire.worker.model.config.values import positive
 
-# The last one is that of early heads by the authors of EAGLE-3.
+# Early heads by the authors of EAGLE-3 have the last one.
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLM")
 NUM_INPUTS = 3
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -25,7 +25,7 @@ _VALUES = {
     "logit_scale": 1.0,
     "is_causal": True,
 }
-# What `eagle_config` may have, which Model Optimizer writes.
+# The supported values of `eagle_config`, which Model Optimizer writes.
 _EAGLE_VALUES = {
     "use_aux_hidden_state": True,
     "use_input_layernorm_in_first_layer": True,
@@ -49,17 +49,17 @@ _IGNORED = {
 
 @dataclass(frozen=True, slots=True)
 class EagleConfig:
-    """A head's layer and output, whose vocabulary is that of drafts, and what it reads."""
+    """The layer, the output and the inputs of a head. Its vocabulary is that of drafts."""
 
     model: ModelConfig
-    inputs: tuple[int, ...]  # layers of the target: the head reads what these read
+    inputs: tuple[int, ...]  # layers of the target, whose inputs the head reads
 
 
 def read_eagle_config(folder: Path, target: ModelConfig) -> EagleConfig:
     """The configuration in `folder/config.json` of a head for `target`.
 
-    SetupError names what is not supported or does not fit. Fields that are not known are refused
-    unless they are null or false, for a head with one may compute something else.
+    SetupError names a field that is not supported or does not fit. Unknown fields are refused
+    unless they are null or false, because they may change the computation.
     """
     path = folder / "config.json"
     try:
@@ -96,7 +96,7 @@ def parse_eagle_config(raw: Mapping[str, Any], target: ModelConfig) -> EagleConf
     model = replace(
         parse_model_config({**raw, **names, "layer_types": None}),
         vocab_size=drafted,
-        # `d2t` is read apart, and `t2d` follows from it.
+        # `d2t` is read separately, and `t2d` follows from it.
         names=WeightNames(renamed=(("midlayer.", "model.layers.0."),), ignored=("d2t", "t2d")),
     )
     if model.activation != "silu":
@@ -105,7 +105,7 @@ def parse_eagle_config(raw: Mapping[str, Any], target: ModelConfig) -> EagleConf
 
 
 def _check_field(key: str, value: Any, wanted: Mapping[str, Any], of: str = "") -> None:
-    """SetupError if a field may change what a head computes; `of` is what holds the field."""
+    """SetupError if a field may change a head's results; `of` names the field's object."""
     if value is None or (key in wanted and value == wanted[key]):
         return
     if key in wanted:
@@ -127,10 +127,11 @@ def _check_equal(raw: Mapping[str, Any], key: str, wanted: int) -> None:
 
 
 def _inputs(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    """The layers of the target whose inputs the head reads; by default as its authors do.
+    """The layers of the target whose inputs the head reads; by default the EAGLE-3 authors' choice.
 
-    Checkpoints number what they read in two ways: by the layer that reads it, or by the one that
-    wrote it. As no head reads the input of layer 1, a list that begins with 1 is of the second way.
+    Checkpoints number these states in two ways: by the layer that reads a state, or by the layer
+    that wrote it. No head reads the input of layer 1. So a list that begins with 1 uses the second
+    way.
     """
     eagle = raw.get("eagle_config") or {}
     for key, value in eagle.items():

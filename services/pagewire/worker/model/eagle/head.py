@@ -15,8 +15,8 @@ from pagewire.worker.ops.contract.blocks import KVScales
 class PairLayer(FusedLayer):
     """The layer of a head: attention reads two vectors of a token, each with a norm of its own.
 
-    The weights of both norms are folded into the projection of queries, keys and values, whose
-    input is the embedded token, then the state.
+    The weights of both norms are folded into the projection of queries, keys and values. Its input
+    is the embedded token, then the state.
     """
 
     def queries(
@@ -54,11 +54,11 @@ class PairLayer(FusedLayer):
 
 @dataclass(frozen=True, slots=True)
 class EagleHead:
-    """A head: a decoder of one `PairLayer`, and what joins it to its target.
+    """A head: a decoder of one `PairLayer`, and its connection to the target.
 
-    At position i it reads token i + 1 and the state of position i. That state is the fused one of
-    the target's layers, or, behind the last token of which the target has states, the head's own
-    output of position i. The output of position i gives the logits of token i + 2.
+    At position i it reads token i + 1 and the state of position i. The state is the fused state of
+    the target's layers. After the last token with states of the target, the state is the head's own
+    output of position i. The output of position i determines the logits of token i + 2.
     """
 
     decoder: Decoder  # its head has the vocabulary of drafts
@@ -66,7 +66,7 @@ class EagleHead:
     token_ids: Tensor | None  # [drafts] int64, the token of each draft; None: they are the same
     vocab_size: int
     inputs: tuple[int, ...]  # see `EagleConfig`
-    weight_bytes: int  # without those that are the target's
+    weight_bytes: int  # without the target's weights
 
     @property
     def config(self) -> ModelConfig:
@@ -74,21 +74,21 @@ class EagleHead:
         return self.decoder.config
 
     def fused(self, states: Tensor) -> Tensor:
-        """The states `[tokens, hidden]` of what the target's layers read, `[tokens, 3, hidden]`."""
+        """The fused states `[tokens, hidden]` of the layers' inputs `[tokens, 3, hidden]`."""
         return self.decoder.ops.linear(states.flatten(1), self.fusion)
 
     def pairs(self, token_ids: Tensor, states: Tensor) -> Tensor:
-        """What the layer reads, `[tokens, 2 * hidden]`."""
+        """The input of the layer, `[tokens, 2 * hidden]`."""
         return torch.cat((self.decoder.weights.embedding[token_ids], states), -1)
 
     def with_inputs(self, layer: int) -> "EagleHead":
-        """The same head of a target with fewer layers, of which it reads one alone."""
+        """The same head for a target with fewer layers; it reads the input of `layer` only."""
         return replace(self, inputs=(layer,) * len(self.inputs))
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """The logits `[rows, vocab]` of `hidden [rows, hidden]`; -inf for tokens without drafts.
 
-        `out` is where to write them. It has the -inf already.
+        The result is written to `out`, if given; `out` has the -inf already.
         """
         if self.token_ids is None:
             return self.decoder.logits(hidden, out)

@@ -27,10 +27,10 @@ def load_eagle_head(
     max_model_len: int,
     seed: int,
 ) -> EagleHead:
-    """The head in `folder` for the model `target`, on its device and in its type.
+    """The head in `folder` for the model `target`, on the target's device and in its type.
 
-    Without a folder its weights are random and drafts are the first tokens. A checkpoint without
-    embeddings has those of the target.
+    Without a folder, the weights are random and drafts are the first tokens. A checkpoint without
+    embeddings uses those of the target.
 
     SetupError names a tensor that is missing, unknown, or of the wrong shape, type or value.
     """
@@ -88,7 +88,7 @@ def _has_embedding(folder: Path) -> bool:
 
 
 def _token_ids(folder: Path, drafts: int, vocabulary: int) -> Tensor:
-    """The token `[drafts]` of each draft: `d2t` has the differences."""
+    """The token `[drafts]` of each draft; `d2t` has the differences."""
     own = torch.arange(drafts)
     for path in weight_files(folder):
         with opened(path) as file:
@@ -114,7 +114,7 @@ def _token_ids(folder: Path, drafts: int, vocabulary: int) -> Tensor:
 
 
 def _randomize(views: dict[str, Tensor], deviation: float, seed: int) -> None:
-    """Fills tensors as those of a model without training: norms are 1, all others normal."""
+    """Fills tensors as in an untrained model: norms are 1, all others normal."""
     device = next(iter(views.values())).device
     generator = torch.Generator(device).manual_seed(seed)
     for name, view in views.items():

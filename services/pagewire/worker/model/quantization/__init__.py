@@ -1,5 +1,5 @@
-"""Quantized weights: what config.json says of them, how checkpoints store them, how they are made.
+"""Quantized weights: their description in config.json, their storage in checkpoints, and their
+computation from plain weights.
 
-What a product with such a weight computes belongs to `ops`. Modules that read config.json need no
-torch.
+Products with quantized weights belong to `ops`. Modules that read config.json need no torch.
 """

@@ -15,13 +15,13 @@ from pagewire.worker.model.quantization.scheme import (
 )
 
 FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized")
-MIXED = "mixed-precision"  # groups then have a format of their own
+MIXED = "mixed-precision"  # each group then has its own format
 
 
 def parse_compressed_tensors(fields: Fields) -> Quantization:
-    """Weights whose scheme is that of the first of `config_groups` with a target that matches."""
+    """Weights with the scheme of the first of `config_groups` that has a matching target."""
     stored = fields.take_one_of("format", [*FORMATS, MIXED], None)
-    # Older exporters call weights frozen that they have stored compressed.
+    # Older exporters store compressed weights with the status "frozen".
     fields.take_one_of("quantization_status", ["compressed", "frozen"], "compressed")
     fp8_kv = take_kv_cache(fields)
     sparsity = fields.take_object("sparsity_config")
@@ -120,7 +120,7 @@ def _grouped(weights: Fields, inputs: Fields | None, kind: str) -> GroupedScheme
 
 
 def _finish(fields: Fields) -> None:
-    """Checks the rest: how the scales were found, and the types of zero points in memory."""
+    """Checks the other fields: the method of finding scales, and types of zero points in memory."""
     fields.skip("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
     if fields.take("group_size") not in (None, -1):
         raise fields.refused("group_size", "given", "it needs the strategy 'group'")

@@ -32,7 +32,7 @@ def parse_quantization(raw: Mapping[str, Any]) -> Quantization | None:
     """The quantization that a decoded config.json describes; None for plain weights.
 
     Raises:
-        SetupError: names the method, the field and the value that is not supported.
+        SetupError: names the method, the field and the unsupported value.
     """
     found = raw.get("quantization_config") or raw.get("compression_config")
     if not found:
@@ -50,6 +50,6 @@ def parse_quantization(raw: Mapping[str, Any]) -> Quantization | None:
 
 
 def online_quantization(kind: Literal["fp8", "int8"]) -> Quantization:
-    """Quantizes all linear layers but the head while plain weights are loaded."""
+    """Quantizes all linear layers except the head while plain weights are loaded."""
     scheme = Fp8Scheme() if kind == "fp8" else Int8Scheme()
     return Quantization("online", (Rule((ALL,), scheme),), (HEAD,))

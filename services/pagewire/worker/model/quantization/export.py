@@ -1,7 +1,7 @@
 """Writes quantized copies of model folders, in the format of compressed-tensors.
 
-Names, shapes and types are those that the library compressed-tensors writes, so that other engines
-read the folders too.
+Names, shapes and types are those of the library compressed-tensors, so other engines can read the
+folders.
 """
 
 import json
@@ -35,10 +35,10 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """The layers that are quantized, by name, with their numbers of inputs, and how.
+    """The layers to quantize, by name, with their numbers of inputs and their quantization.
 
-    `plain` are the ends of names of linear layers that are not. `done` has the tensors of layers
-    that are quantized already; values of other layers are rounded to the nearest.
+    `plain` has the ends of names of linear layers that stay plain. `done` has the tensors of layers
+    that are quantized already. Values of all other layers are rounded to the nearest.
     """
 
     columns: Mapping[str, int]
@@ -66,7 +66,7 @@ class Layers:
                 )
 
     def stored(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
-        """The tensors to write for the tensor of this name: itself, or those of a layer."""
+        """The tensors to write for this tensor: itself, or those of its quantized layer."""
         layer, _, suffix = name.rpartition(".")
         if suffix != "weight" or layer not in self.columns:
             return {name: tensor}
@@ -117,7 +117,7 @@ class Layers:
 
 
 def stored_tensors(layer: str, weight: QuantizedWeight) -> dict[str, Tensor]:
-    """What a checkpoint has of a quantized layer, by the names of tensors."""
+    """The tensors of a quantized layer in a checkpoint, by name."""
     if isinstance(weight, ScaledWeight):
         return {f"{layer}.weight": weight.values, f"{layer}.weight_scale": weight.scales}
     return {
@@ -128,7 +128,7 @@ def stored_tensors(layer: str, weight: QuantizedWeight) -> dict[str, Tensor]:
 
 
 def check_absent(output: Path) -> None:
-    """Raises SetupError if there is something at the path to write to."""
+    """Raises SetupError if the path to write to exists."""
     if output.exists():
         raise SetupError(f"{output} exists; give the name of a folder that does not")
 
@@ -143,12 +143,12 @@ def write_folder(
 ) -> None:
     """Writes a quantized copy of the model in `source` to `output`, which must not exist.
 
-    The folder has its name only when it is complete. It has the files of `source` that are no
-    weights, too. `read` gives the tensors of one of the weight `files`. `advance` takes the bytes
-    that were read since its last call.
+    The folder gets its name when it is complete. It also has the files of `source` that are not
+    weights. `read` returns the tensors of one of the weight `files`. `advance` receives the bytes
+    read since its last call.
 
     Raises:
-        SetupError: `output` exists, or a layer cannot be quantized so.
+        SetupError: `output` exists, or a layer cannot be quantized this way.
         OSError: a file cannot be read or written.
     """
     layers.check()
@@ -188,7 +188,7 @@ def _write_weights(
 
 
 def _write_index(folder: Path, places: dict[str, str], size: int) -> None:
-    """Writes which file has which tensor, unless there is one file of the usual name."""
+    """Writes the file of each tensor, unless a single file with the default name has them all."""
     if all(name == SINGLE for name in places.values()):
         return
     index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))}
@@ -207,8 +207,8 @@ def _write_rest(source: Path, folder: Path, layers: Layers) -> None:
 
 
 def _allow_reading(folder: Path) -> None:
-    """Gives a temporary folder and its files the permissions of usual ones."""
-    mask = os.umask(0)  # it can be read only by setting it
+    """Sets the default permissions of a new folder and its files on a temporary folder."""
+    mask = os.umask(0)  # the umask can be read only by setting it
     os.umask(mask)
     folder.chmod(0o777 & ~mask)
     for path in folder.iterdir():

@@ -1,4 +1,4 @@
-"""Fields of a quantization_config, each of which is honoured or refused. It needs no torch."""
+"""Fields of a quantization_config. Each is honoured or refused. This module needs no torch."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,9 +9,9 @@ _REMEDY = "use other weights of this model, quantized or not"
 
 
 class Fields:
-    """An object of config.json whose fields are taken one by one.
+    """An object of config.json whose fields are read and removed one by one.
 
-    `check_all_taken` refuses the fields that are left, so that none is ignored without a word.
+    `check_all_taken` refuses the remaining fields, so that none is ignored silently.
     """
 
     def __init__(self, method: str, values: Mapping[str, Any], path: str = "") -> None:
@@ -20,16 +20,16 @@ class Fields:
         self._left = dict(values)
 
     def take(self, name: str, default: Any = None) -> Any:
-        """The value of a field, or `default` where it is null or absent."""
+        """The value of a field, or `default` if it is null or absent."""
         value = self._left.pop(name, None)
         return default if value is None else value
 
     def names(self) -> tuple[str, ...]:
-        """The names of the fields that are left."""
+        """The names of the remaining fields."""
         return tuple(self._left)
 
     def take_object(self, name: str) -> "Fields | None":
-        """A field that is an object; None where it is null or absent."""
+        """A field that is an object; None if it is null or absent."""
         value = self.take(name)
         if value is None:
             return None
@@ -46,16 +46,16 @@ class Fields:
         return value
 
     def take_names(self, name: str) -> tuple[str, ...]:
-        """A field that is a list of texts, which may lie in further lists."""
+        """A field that is a list of texts, or of nested lists of texts."""
         return tuple(self._texts(name, self.take(name, [])))
 
     def skip(self, *names: str) -> None:
-        """Takes fields that say how the weights were made, but not how they are read."""
+        """Removes fields about how the weights were made, which do not change how they are read."""
         for name in names:
             self._left.pop(name, None)
 
     def check_all_taken(self) -> None:
-        """Raises SetupError for a field that nothing has taken, unless it is null or empty."""
+        """Raises SetupError for a remaining field, unless it is null or empty."""
         for name, value in self._left.items():
             if value not in (None, False, [], {}):
                 raise self.refused(name, value, "this field is not supported")

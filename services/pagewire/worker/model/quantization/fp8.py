@@ -14,7 +14,7 @@ BLOCK = (128, 128)
 
 
 def parse_fp8(fields: Fields) -> Quantization:
-    """Weights with one scale a tensor, or one for each block of 128 by 128."""
+    """Weights with one scale for each tensor, or for each block of 128 by 128."""
     fields.take_one_of("fmt", ["e4m3", "float8_e4m3fn"], "e4m3")
     fields.take_one_of("is_checkpoint_fp8_serialized", [True], True)
     static = fields.take_one_of("activation_scheme", ["dynamic", "static"], "dynamic") == "static"
@@ -35,8 +35,8 @@ def parse_fp8(fields: Fields) -> Quantization:
 def take_kv_cache(fields: Fields) -> bool:
     """Whether `kv_cache_scheme` asks for a KV cache in FP8.
 
-    The worker then stores keys and values in FP8 with scales of its own, one a token and head. They
-    are finer than the stored ones, one a layer, which are not read.
+    The worker then stores keys and values in FP8 with scales of its own, one a token and head.
+    These scales are finer than those in the checkpoint, one a layer, which are not read.
 
     Raises:
         SetupError: a scheme of another kind.

@@ -25,7 +25,7 @@ def parse_gptq(fields: Fields) -> Quantization:
     fields.take_one_of("pack_dtype", ["int32"], "int32")
     inside = fields.take_names("modules_in_block_to_quantize")
     head = fields.take_one_of("lm_head", [True, False], False)
-    # How the weights were found; `static_groups` makes groups that `g_idx` describes.
+    # These fields say how the weights were found. `g_idx` describes the groups of `static_groups`.
     fields.skip(
         *("quant_method", "damp_percent", "static_groups", "true_sequential", "model_name_or_path"),
         *("model_file_base_name", "dataset", "tokenizer", "backend", "exllama_config", "meta"),

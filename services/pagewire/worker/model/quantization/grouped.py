@@ -1,4 +1,4 @@
-"""What the kinds of grouped checkpoints have in common. This module needs no torch."""
+"""Functions that all kinds of grouped checkpoints share. This module needs no torch."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from pagewire.worker.model.quantization.fields import Fields
 
 
 def take_group(fields: Fields, default: Any) -> int | None:
-    """The field `group_size`: inputs of a group; None, stored as -1, is all inputs."""
+    """The field `group_size`: inputs of a group. None, stored as -1, means all inputs."""
     group = fields.take("group_size", default)
     if group == -1:
         return None

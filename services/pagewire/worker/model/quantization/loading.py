@@ -13,7 +13,8 @@ from pagewire.worker.model.quantization.stored import StoredTensor
 class QuantizedLayers:
     """The quantized layers that are being loaded.
 
-    A layer is written on the device when the last of its tensors comes, and they are dropped then.
+    When the last tensor of a layer arrives, the layer is written on the device, and its tensors are
+    released.
     """
 
     def __init__(
@@ -33,19 +34,19 @@ class QuantizedLayers:
         self._held: dict[str, dict[str, Tensor]] = {name: {} for name in parts}
 
     def wants(self, name: str) -> StoredTensor | None:
-        """What a tensor of this name must look like; None if no layer has it."""
+        """The required shapes and types of a tensor of this name; None if no layer has it."""
         layer, _, suffix = name.rpartition(".")
         return self._wanted.get(layer, {}).get(suffix)
 
     def may_have_bias(self, name: str) -> bool:
-        """Whether a tensor is the bias of a quantized layer: some exporters store one of zeros."""
+        """Whether a tensor is the bias of a quantized layer; some exporters store zero biases."""
         layer, _, suffix = name.rpartition(".")
         return layer in self._parts and suffix == "bias"
 
     def take(self, name: str, tensor: Tensor) -> None:
-        """Keeps a tensor that `wants` describes; writes its layer if it was the last one.
+        """Keeps a tensor that `wants` describes; writes the layer if this is its last tensor.
 
-        SetupError names the layer and what is wrong with it.
+        SetupError names the layer and the fault.
         """
         layer, _, suffix = name.rpartition(".")
         part, held = self._parts[layer], self._held[layer]
@@ -59,7 +60,7 @@ class QuantizedLayers:
         held.clear()
 
     def names(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yields the names of all tensors that are needed, and their shapes."""
+        """Yields the names and shapes of all needed tensors."""
         for layer, wanted in self._wanted.items():
             for suffix, tensor in wanted.items():
                 yield f"{layer}.{suffix}", tensor.shapes[0]

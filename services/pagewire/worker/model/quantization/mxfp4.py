@@ -9,7 +9,7 @@ GROUP = 32  # values of a scale, by the format's definition
 def parse_mxfp4(fields: Fields) -> Quantization:
     """Experts in four bits, as gpt-oss has them; all other layers are plain."""
     names = fields.take_names("modules_to_not_convert")
-    # `dequantize` says what transformers keeps in memory.
+    # `dequantize` only concerns the form that transformers keeps in memory.
     fields.skip("quant_method", "dequantize")
     fields.check_all_taken()
     scheme = GroupedScheme(bits=4, group=GROUP, symmetric=True, float4=True)

@@ -1,4 +1,4 @@
-"""Integers of four or eight bits in wider ones: those of checkpoints and those of kernels."""
+"""Integers of four or eight bits, packed into wider ones for checkpoints and for kernels."""
 
 from collections.abc import Sequence
 
@@ -26,14 +26,14 @@ def unpack(packed: Tensor, bits: int, order: Sequence[int] | None = None) -> Ten
 
 
 def pack(values: Tensor, bits: int) -> Tensor:
-    """The inverse of `unpack` without an order: int32 `[..., words]`; the last word is filled by 0.
+    """The inverse of `unpack` without an order: int32 `[..., words]`; 0 fills the last word.
 
     `values [..., n]` are uint8.
     """
     count = 32 // bits
     words = F.pad(values, (0, -values.shape[-1] % count)).unflatten(-1, (-1, count)).long()
     shifts = torch.arange(0, 32, bits, device=values.device)
-    # The sum of unsigned words in 64 bits; the conversion keeps the lower 32.
+    # The sum of unsigned words needs 64 bits; the conversion keeps the lower 32.
     packed: Tensor = (words << shifts).sum(-1).to(torch.int32)
     return packed
 

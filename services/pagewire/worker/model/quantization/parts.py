@@ -38,8 +38,8 @@ class QuantizedPart:
     def fill(self, weight: QuantizedWeight) -> None:
         """Copies the layer's own weight into the stacked one.
 
-        Static scales of inputs become the largest of all parts. SetupError if parts order their
-        inputs differently.
+        The static scale of inputs becomes the largest of all parts. SetupError if the parts order
+        their inputs differently.
         """
         view = self.view
         if isinstance(view, ScaledWeight) and isinstance(weight, ScaledWeight):
@@ -53,9 +53,9 @@ class QuantizedPart:
 def empty_stacked(
     scheme: Scheme, rows: Sequence[int], columns: int, dtype: torch.dtype, device: torch.device
 ) -> QuantizedWeight:
-    """A weight with undefined values for layers of so many `rows`, one above the other.
+    """A weight with undefined values for layers with these `rows`, one above the other.
 
-    `dtype` is that of the scales of a grouped weight.
+    `dtype` is the type of the scales of a grouped weight.
     """
     total = sum(rows)
     if isinstance(scheme, GroupedScheme):
@@ -91,7 +91,7 @@ def _empty_grouped(
     def integers(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.uint8, device=device)
 
-    # Zeros, which are no order, but valid indices: kernels are collected before weights are read.
+    # Zeros are not an order, but valid indices: kernels are collected before weights are read.
     order = torch.zeros(columns, dtype=torch.int32, device=device)
     return GroupedWeight(
         values=integers(rows, width),

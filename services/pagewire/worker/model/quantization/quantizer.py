@@ -18,7 +18,7 @@ from pagewire.worker.ops.contract.quantized import (
 def quantize_weight(weight: Tensor, scheme: Scheme, dtype: torch.dtype) -> QuantizedWeight:
     """The quantized form of `weight [out_features, in_features]`, on its device.
 
-    Inputs have dynamic scales. `dtype` is that of the scales of a grouped weight.
+    Inputs have dynamic scales. `dtype` is the type of the scales of a grouped weight.
     """
     if isinstance(scheme, GroupedScheme):
         return _grouped(weight, scheme, dtype)

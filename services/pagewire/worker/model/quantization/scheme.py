@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-# Where the weights come from: a kind of checkpoint, or a plain one that is quantized while loading.
+# The source of the weights: a kind of checkpoint, or a plain checkpoint that loading quantizes.
 Method = Literal["compressed-tensors", "fp8", "gptq", "gptq_v2", "awq", "mxfp4", "online"]
 
 
@@ -13,9 +13,10 @@ Method = Literal["compressed-tensors", "fp8", "gptq", "gptq_v2", "awq", "mxfp4",
 class Fp8Scheme:
     """Weights and inputs in FP8 (E4M3).
 
-    A weight has a scale for each of its blocks of `block` rows and columns, else one for each
-    output channel; `per_tensor` says that the checkpoint stores a single one. Inputs have `static`
-    scales from the checkpoint, else one a token, or one for each 128 inputs of it with blocks.
+    A weight has a scale for each block of `block` rows and columns, else one for each output
+    channel; `per_tensor` means that the checkpoint stores a single scale. Inputs have `static`
+    scales from the checkpoint, else one for each token, or with blocks one for each 128 inputs of a
+    token.
     """
 
     block: tuple[int, int] | None = None
@@ -25,7 +26,7 @@ class Fp8Scheme:
 
 @dataclass(frozen=True, slots=True)
 class Int8Scheme:
-    """Weights in INT8 with a scale for each output channel, inputs as those of `Fp8Scheme`."""
+    """Weights in INT8 with a scale for each output channel; inputs as in `Fp8Scheme`."""
 
     per_tensor: bool = False
     static: bool = False
@@ -33,9 +34,9 @@ class Int8Scheme:
 
 @dataclass(frozen=True, slots=True)
 class GroupedScheme:
-    """Weights of 4 or 8 bits with a scale for each `group` inputs of a channel; None is all.
+    """Weights of 4 or 8 bits with a scale for each `group` inputs of a channel; None: all inputs.
 
-    `symmetric` weights have no zero points. In `ordered` ones, groups hold inputs in any order.
+    `symmetric` weights have no zero points. Groups of `ordered` weights have inputs in any order.
     `float4` weights are not integers (`GroupedWeight`).
     """
 
@@ -51,10 +52,10 @@ Scheme = Fp8Scheme | Int8Scheme | GroupedScheme
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Names of layers: `text` and how it is compared with a name.
+    """A pattern of layer names: `text`, and how it is compared with a name.
 
-    `exact` is the whole name, `regex` matches from its beginning, `contains` is found anywhere,
-    `path` is a run of whole parts between the dots. `all` is every layer.
+    `exact` is the whole name, `regex` matches from the name's beginning, `contains` matches
+    anywhere, `path` is a run of whole parts between dots. `all` matches every layer.
     """
 
     text: str
@@ -73,7 +74,7 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The scheme of the layers that any of the `targets` matches."""
+    """The scheme of all layers that match one of the `targets`."""
 
     targets: tuple[Pattern, ...]
     scheme: Scheme
@@ -81,7 +82,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How a model's linear layers are quantized. The first rule that matches a layer is its own."""
+    """How a model's linear layers are quantized. The first rule that matches a layer applies."""
 
     method: Method
     rules: tuple[Rule, ...]

@@ -1,7 +1,7 @@
-"""How checkpoints store a quantized layer: its tensors, and what they mean.
+"""How checkpoints store a quantized layer: its tensors and their meaning.
 
-The formats are described by the code that writes them: compressed-tensors (naive_quantized and
-pack_quantized), AutoGPTQ and GPTQModel (qlinear), AutoAWQ (WQLinear_GEMM), and by transformers'
+The code that writes the formats describes them: compressed-tensors (naive_quantized and
+pack_quantized), AutoGPTQ and GPTQModel (qlinear), AutoAWQ (WQLinear_GEMM), and transformers'
 fine-grained FP8.
 """
 
@@ -30,7 +30,7 @@ _SCALAR = ((1,), ())
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor of a layer as safetensors describes it: possible shapes and types."""
+    """A tensor of a layer: possible shapes, and possible types by safetensors' names."""
 
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
@@ -45,8 +45,8 @@ class StoredLayer:
     scheme: Scheme
     rows: int
     columns: int
-    # Experts whose rows lie one below the other; 0 for an ordinary layer. With `in_turns`, rows of
-    # gates and values of each expert take turns.
+    # Number of experts, with rows one below the other; 0 for an ordinary layer. With `in_turns`,
+    # the rows of each expert's gates and values alternate.
     experts: int = 0
     in_turns: bool = False
 
@@ -65,8 +65,8 @@ class StoredLayer:
     def read(self, stored: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedWeight:
         """The weight that the layer's tensors describe, on their device.
 
-        `dtype` is that of the scales of a grouped weight. SetupError names a tensor whose values
-        are not supported.
+        `dtype` is the type of the scales of a grouped weight. SetupError names a tensor with
+        unsupported values.
         """
         if self.method == "online":
             return quantize_weight(stored["weight"], self.scheme, dtype)
@@ -192,7 +192,7 @@ class StoredLayer:
     def _gptq_integers(self, stored: Mapping[str, Tensor], scheme: GroupedScheme) -> "_Integers":
         values = unpack(stored["qweight"].t(), scheme.bits)[:, : self.columns]
         zeros = unpack(stored["qzeros"], scheme.bits)[:, : self.rows].t()
-        if self.method == "gptq":  # the first version stores zero points less one
+        if self.method == "gptq":  # the first version stores zero points minus one
             zeros = (zeros + 1) & ((1 << scheme.bits) - 1)
         if scheme.symmetric:
             middle = 1 << (scheme.bits - 1)
