@@ -1,4 +1,4 @@
-"""A worker on a CPU that drafts and runs ahead of its results as one on a GPU does."""
+"""A worker on a CPU that drafts and runs ahead of its results like a worker on a GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.models.host_graphs import HostGraphBackend, with_host_graphs
 
 
 class RunsAhead(HostGraphBackend):
-    """Its results are read late, as those of a GPU: once another step has been submitted."""
+    """The driver reads a result after it has submitted another step, as on a GPU."""
 
     synchronous = False
 
@@ -52,7 +52,7 @@ class RunsAhead(HostGraphBackend):
 
 
 def drafting(monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadedWorker], LoadedWorker]:
-    """What makes a loaded CPU worker draft as one on a GPU does, as often as it can."""
+    """Returns a function that makes a loaded CPU worker draft like one on a GPU, in every step."""
     as_graphs = with_host_graphs(monkeypatch)
     monkeypatch.setattr(host_graphs, "HostGraphBackend", RunsAhead)
     monkeypatch.setattr(eager, "DeviceTimer", HostTimer)
