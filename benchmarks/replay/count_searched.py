@@ -1,10 +1,10 @@
-"""How many tokens the steps of a GPU get, by how many tokens of recent outputs are searched.
+"""Tokens in each step on a GPU, by the number of searched tokens of recent outputs.
 
     python benchmarks/replay/count_searched.py [--texts FILE] [--kind extract] [--drafts 7]
 
-The texts are answered one after the other under one salt, in steps with so many drafts, by the
-operation of plain torch that the kernel is compared with. The first four texts only become recent
-outputs. `--texts` is a file of `write_texts.py`, better with more texts than it has by default.
+The texts are answered one after the other under one salt, in steps with `--drafts` drafts, by the
+kernel's reference in plain torch. The first four texts only become recent outputs. `--texts` is a
+file of `write_texts.py`; more texts than its default give better figures.
 """
 
 import argparse

@@ -43,7 +43,7 @@ class RunsAhead(HostGraphBackend):
     def wait(self, handle: Any) -> Outcome:
         with self._submitted:
             number = self._numbers.pop(id(handle))
-            # None may follow: the driver reads this result first, or a mask needs it.
+            # The timeout is for results that the driver or a mask needs before the next step.
             self._submitted.wait_for(lambda: self._number > number, timeout=0.03)
         return super().wait(handle)
 
@@ -52,7 +52,7 @@ class RunsAhead(HostGraphBackend):
 
 
 def drafting(monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadedWorker], LoadedWorker]:
-    """Returns a function that makes a loaded CPU worker draft like one on a GPU, in every step."""
+    """Returns a function that makes a loaded CPU worker draft like one on a GPU."""
     as_graphs = with_host_graphs(monkeypatch)
     monkeypatch.setattr(host_graphs, "HostGraphBackend", RunsAhead)
     monkeypatch.setattr(eager, "DeviceTimer", HostTimer)

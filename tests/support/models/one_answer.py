@@ -138,7 +138,7 @@ async def answers_from_cache(
         top = unpack_floats(result.top_logprobs).reshape(len(rows), -1).tolist()
         chosen = unpack_floats(result.logprobs).tolist()
         for row, own, its_ids, its_top in zip(rows, chosen, ids, top, strict=True):
-            most = wanted[slots[row]].sampling.logprobs  # a step returns the same number for all its rows
+            most = wanted[slots[row]].sampling.logprobs  # all rows have the same number
             found[slots[row]].logprobs.append((own, its_ids[:most], its_top[:most]))
 
     def start(slot: int, computed: int) -> pb.SequenceStart:

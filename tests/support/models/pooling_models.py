@@ -1,4 +1,4 @@
-"""Tiny random models that embed or score, and their results in transformers and by plain formulas."""
+"""Tiny random models that embed or score, and the expected results."""
 
 import json
 from pathlib import Path
