@@ -1,6 +1,6 @@
 """Pagewire over HTTP against transformers, on this machine, with the same prompts.
 
-Pagewire runs as separate processes, receives all requests at once through its HTTP API, and streams.
+Pagewire runs as separate processes, gets all requests at once through its HTTP API, and streams.
 transformers generates for the same prompts one after another in this process, once with one thread
 and once with all cores; the faster run counts. Both are greedy and generate exactly the same number
 of tokens for each prompt. Each round has its own prompts, so that no prefix cache helps. The figure
@@ -31,7 +31,7 @@ from pagewire.models import resolve_model, served_name
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """The results of one engine: tokens of all prompts of all rounds, and tokens a second by round."""
+    """The results of one engine: tokens of all rounds, and tokens a second by round."""
 
     prompt_tokens: int
     output_tokens: int

@@ -18,8 +18,8 @@ and the time that each process was ready to run without a core. If a request was
 sender waited to read, the sender itself was the cause.
 
 Exits with status 1 when a target is missed: goodput under overload at least 90 % of its peak,
-every refusal a 429 with a Retry-After, 99 % of them within 50 ms, and afterwards no open request, no
-used block and no process grown by more than a tenth.
+every refusal a 429 with a Retry-After, 99 % of them within 50 ms, and afterwards no open request,
+no used block and no process grown by more than a tenth.
 """
 
 import argparse

@@ -5,8 +5,8 @@
         --worker-max-num-batched-tokens 16384 --only prefill_heavy
 
 Accepts every flag of `pagewire run`, starts the same services, and runs the workloads of README's
-figures. Each workload runs `--rounds` times with other token ids, so that no round uses the cache of
-another; the best round counts. A DIR without a tokenizer is served with a tokenizer of the size of
+figures. Each workload runs `--rounds` times with other token ids, so that rounds share no cached
+blocks; the best round counts. A DIR without a tokenizer is served with a tokenizer of the size of
 the model's vocabulary. Figures are tokens a second: of outputs, and of prompts and outputs together
 for `prefill_heavy`.
 """
@@ -145,7 +145,7 @@ def vocab_size(model: Path) -> int:
 
 
 def with_tokenizer(model: str, vocabulary: int, folder: Path) -> str:
-    """The model's folder, or if it has no tokenizer, `folder` with its files and a new tokenizer."""
+    """The model's folder; if it has no tokenizer, `folder` with its files and a new one."""
     if (Path(model) / "tokenizer.json").is_file():
         return model
     for path in Path(model).iterdir():

@@ -3,8 +3,8 @@
     python benchmarks/write_requests.py --model DIR --folder requests [--only single mixed256]
 
 DIR needs only a config.json. The files are the requests of the first round of
-`benchmarks/serving.py`, and `long_context`, one request of 120,000 tokens in and 256 out. `pagewire bench offline
---requests FILE` and `peers/vllm/offline.py` run them.
+`benchmarks/serving.py`, and `long_context`, one request of 120,000 tokens in and 256 out.
+`pagewire bench offline --requests FILE` and `peers/vllm/offline.py` run them.
 """
 
 import argparse

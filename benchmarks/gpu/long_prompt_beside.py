@@ -102,8 +102,8 @@ def main(
 async def ask_until(
     streams: "asyncio.Task[Any]", url: str, model: str, length: int, vocabulary: int
 ) -> list[float]:
-    """The seconds that each prompt of `length` tokens took, one after the other, while `streams`
-    run. The last one may end after them."""
+    """Returns the seconds of each prompt of `length` tokens, one after the other, while `streams`
+    run. The last prompt may end after them."""
     rng = random.Random(0)
     taken = []
     timeout = aiohttp.ClientTimeout(total=None)

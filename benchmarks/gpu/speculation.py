@@ -224,7 +224,7 @@ class Run:
         forced: bool = True,
         before: list[list[Text]] | None = None,
     ) -> None:
-        """`forced`: whether outputs are those of `texts`; `before`: earlier outputs of each slot."""
+        """`forced`: outputs are those of `texts`; `before`: earlier outputs of each slot."""
         self._backend, self._texts, self._forced = backend, texts, forced
         self._slots = Slots(backend.limits, None, backend.row_costs)
         self._number = 0

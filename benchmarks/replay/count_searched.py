@@ -45,7 +45,7 @@ def history(prompt: Int32Array, length: int, recent: Int32Array, drafts: int) ->
 
 
 def take(held: TokenHistory, following: Int32Array, drafts: int) -> int:
-    """A step that draws the first of `following`; how many it gives."""
+    """Runs a step that draws the first of `following`; returns its number of tokens."""
     count = 1 + min(drafts, int(held.guessed[0]), len(following) - 1)
     places = torch.arange(count, dtype=torch.int32)
     drawn = torch.from_numpy(following[:count].copy())
