@@ -28,7 +28,7 @@ from pagewire.worker.quantizing.folder import quantize_folder
 
 QUESTIONS = [PROBES[i][0] for i in (0, 1, 4, 5, 7, 8, 9, 10, 18, 25)]
 LENGTH = 1024
-# Of the perplexity of the plain model.
+# Relative to the perplexity of the plain model.
 LIMITS = {"fp8": 1.005, "int8": 1.005, "int4": 1.03, "fp8 KV": 1.003}
 
 Target = Literal["fp8", "int8", "int4"]

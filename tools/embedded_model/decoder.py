@@ -134,7 +134,7 @@ class Decoder(nn.Module):
         return out
 
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross entropy of the targets [rows, length]; -100 marks tokens that are not learned."""
+        """Mean cross entropy of the targets [rows, length]; -100 marks tokens not learned."""
         logits = F.linear(self(ids), self.embed_tokens.weight)
         following = F.pad(targets[:, 1:], (0, 1), value=-100)
         return F.cross_entropy(logits.float().flatten(0, 1), following.flatten())
