@@ -68,7 +68,7 @@ async def start_seconds(worker: tuple[str, ...]) -> float:
 
 
 async def until_ready(fleet: Fleet, workers: int) -> None:
-    """Waits until schedulers have so many ready workers."""
+    """Waits until the schedulers have `workers` ready workers."""
     async with asyncio.timeout(60):
         while True:
             loads = await fleet.loads()

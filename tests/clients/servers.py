@@ -18,8 +18,8 @@ EMBEDDED = "pagewire-chat"
 
 @dataclass(frozen=True)
 class Servers:
-    """URLs of a model that writes the text that the prompt asks for, and of the embedded model, which
-    supports structured output.
+    """URLs: of a model that writes the text that the prompt asks for, and of the embedded model,
+    which supports structured output.
     """
 
     text: str

@@ -205,7 +205,7 @@ def check(method: Method, sent: list[bytes], status: str, with_checksums: bool =
     """The status as it is counted; AssertionError if no caller may get it."""
     code = status.partition(":")[0]
     if method.streams and not with_checksums:
-        # Four zeros are the CRC-32 of no bytes. Such a first message is intact, but does not decode.
+        # Four zeros are the CRC-32 of no bytes. Such a first message is intact but invalid.
         sound = ("INVALID_ARGUMENT",) if sent[0] == bytes(4) else ()
         assert code in ("DATA_LOSS", *sound, *_endings(method)), (method.name, status, sent)
         return f"without checksums {code}"

@@ -2,8 +2,8 @@
 
 The shapes are those of Qwen3-0.6B, with random weights and the vocabulary of the embedded model.
 With weights and a KV cache in eight bits, answers may differ between batches; none may be cut or
-lost. A GPU answers all requests within seconds, but a worker restarts more slowly. So clients repeat
-the requests until every process has been killed, each in the middle of answers.
+lost. A GPU answers all requests within seconds, but a worker restarts more slowly. So clients
+repeat the requests until every process has been killed, each in the middle of answers.
 """
 
 import asyncio

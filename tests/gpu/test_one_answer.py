@@ -139,7 +139,7 @@ def with_prefix(shared: int) -> list[Wanted]:
 def test_bits_do_not_depend_on_what_is_cached_or_shared(
     tmp_path: Path, family: str, dtype: str, kv: str
 ) -> None:
-    """Prefixes of whole segments and a part of one, and of more segments than are read as shared."""
+    """Prefixes of whole segments and a part of one, and of more than are read as shared."""
     save_model(tmp_path, family, **SIZES)
 
     async def check(worker: LocalWorker) -> None:
