@@ -31,8 +31,8 @@ QUIET_SECONDS = 4.0
 SETTLE_SECONDS = 0.05  # effects up to this late still count
 MAX_BLOCKED = 0.05
 LONGER_PAUSE = 0.1  # more than the longest wait of the quiet time
-# A costly request delays others each time. A host takes virtual CPUs away at random; a process cannot
-# distinguish that from a long call.
+# A costly request delays others each time. A host takes virtual CPUs away at random; a process
+# cannot distinguish that from a long call.
 ATTEMPTS = 3
 MAX_STRAY = 1 / 20  # share of all requests that may delay others once
 AT_ONCE = 4

@@ -1,4 +1,4 @@
-"""Whole models on the kernels: layers of every form yield the logits of the reference operations."""
+"""Whole models on the kernels: layers of every form have the logits of the reference operations."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -94,7 +94,7 @@ def test_logits_are_those_of_the_reference(tmp_path, variant, changes, device):
 
 @pytest.mark.parametrize("variant", ["llama-general", "gemma2", "exaone4-window", "starcoder2"])
 def test_logits_with_an_fp8_cache(tmp_path, variant, device):
-    """Few keys and values are rounded differently; all of them differ from those of plain caches."""
+    """Few keys and values round differently; all of them differ from those of plain caches."""
     save_model(tmp_path, variant, num_hidden_layers=2)
     with torch.inference_mode():
         plain = logits(tmp_path, "torch", device)

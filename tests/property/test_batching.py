@@ -1,7 +1,7 @@
 """A random walk over block pool, prefix cache and batching: no leak, no wrong KV, no starvation.
 
-The walk plays the worker: it stores the state from the deltas of the steps, and checks that a worker
-can compute every step.
+The walk plays the worker: it stores the state from the deltas of the steps, and checks that a
+worker can compute every step.
 """
 
 from collections import deque

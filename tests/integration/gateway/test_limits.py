@@ -124,7 +124,7 @@ async def _served(
 
 @pytest.mark.parametrize("reads", [False, True])
 async def test_an_answer_that_is_not_read_ends(reads: bool) -> None:
-    """An answer that is read slowly continues, although the kernel accepts no data for some time."""
+    """A slow reader's answer continues, although the kernel accepts no data for some time."""
     size, piece = 24 << 20, 1 << 20
     ended = asyncio.Event()
 
@@ -360,7 +360,7 @@ async def _echo(scope: Any, receive: Any, send: Any) -> None:
 
 @pytest.mark.parametrize("pieces", [1, 7, 1000], ids="{} bytes a read".format)
 async def test_an_offer_of_another_protocol_is_ignored(pieces: int) -> None:
-    """Java's HTTP client offers HTTP/2 with every request; the server once saw its bodies as empty."""
+    """Java's HTTP client offers HTTP/2 with every request; its bodies once arrived as empty."""
     offer = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAM\r\n"
     post = b"POST /x HTTP/1.1\r\nhost: x\r\n"
     requests = (

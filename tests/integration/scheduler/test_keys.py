@@ -1,4 +1,4 @@
-"""API keys at the scheduler's gRPC port: allowed calls, owners of requests, and charges of each key.
+"""API keys at the scheduler's gRPC port: allowed calls, owners of requests, and charges of keys.
 The scheduler's own server and interceptors, with scripted workers."""
 
 import asyncio

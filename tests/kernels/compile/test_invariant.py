@@ -173,7 +173,7 @@ def test_every_kernel_of_the_chain_waits(case, launches):
 @pytest.mark.parametrize("case", [case for case in CASES if case.startswith("prefill")])
 def test_prefill_runs_on_warpgroup_instructions(case, launches):
     (launch,) = launches[case]
-    large = CASES[case][-1] > 128  # which have too few rows for them
+    large = CASES[case][-1] > 128  # too few rows for warpgroup instructions
     assert (launch["wgmma"] == 0) == large
     assert (launch["mma"] > 0) == large
 

@@ -1,7 +1,7 @@
 """A worker's start as on an H100, on any machine: whole models, from loading to steps.
 
-All launched kernels must be compiled ahead, and graphs must be captured without the host. The starts
-run in a separate process, because Triton's interpreter, which other tests use, replaces the
+All launched kernels must be compiled ahead, and graphs captured without the host. The starts run in
+a separate process, because Triton's interpreter, which other tests use, replaces the
 compiler. Run as a script, this file prints a report as JSON. With `--compile`, it compiles every
 kernel of the named models, or of all, with their limits on a GPU, and prints kernels that do not
 compile, spill, or do not fit:

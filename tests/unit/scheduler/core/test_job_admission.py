@@ -1,4 +1,4 @@
-"""The requests of a job are decided upon together."""
+"""One decision admits or refuses all requests of a job."""
 
 from pagewire.errors import Code, RequestError
 from pagewire.scheduler.core.queue.job_admission import MAX_JOBS, JobAdmission, JobAdmissions

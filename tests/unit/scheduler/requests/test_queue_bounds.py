@@ -1,4 +1,4 @@
-"""When a queue refuses, by a clock of the test."""
+"""When a queue refuses, by the test's clock."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -26,12 +26,12 @@ class Queue:
         self.bounds = QueueBounds(config, admission, OpenRequests())
 
     def fill(self, waiting: int) -> None:
-        """So many wait while the workers are full."""
+        """A number of requests wait while the workers are full."""
         self.waiting = waiting
         self.bounds.after_admission(True)
 
     def leave(self, count: int) -> None:
-        """So many are admitted."""
+        """A number of requests are admitted."""
         for _ in range(count):
             request: Any = SimpleNamespace(queue_seconds=None, received=self.now)
             self.bounds.admitted(request, SimpleNamespace(prompt=[], cached_tokens=0))  # type: ignore[arg-type]
@@ -62,7 +62,7 @@ class _Batch:
 
 
 def test_a_thousand_requests_at_once_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They come within five seconds, in which no slot comes free."""
+    """They arrive within five seconds, in which no slot becomes free."""
     queue = Queue(monkeypatch)
     queue.running = 256
     for waiting in range(1, 745):

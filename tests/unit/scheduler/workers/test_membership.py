@@ -1,4 +1,4 @@
-"""Links to workers as the list of addresses and the names in it change."""
+"""Links to workers while the list of addresses and its names change."""
 
 import socket
 from collections.abc import AsyncIterator
