@@ -30,7 +30,7 @@ def test_one_of_two_models_may_use_half_of_the_bytes() -> None:
 
 @pytest.mark.parametrize("limits", [(1, 100), (100, 10)])
 def test_a_model_without_open_requests_may_have_one(limits: tuple[int, int]) -> None:
-    """Otherwise a body above the share would never be served, nor would more models than requests."""
+    """Otherwise more models than requests, or a body above the share, would never be served."""
     shares = ModelShares(*limits)
     assert shares.take("a", 9, 3) is None
     assert shares.take("a", 9, 3) is not None
