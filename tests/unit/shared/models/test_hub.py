@@ -161,7 +161,7 @@ def test_a_second_try_keeps_complete_files(hub: Hub, monkeypatch: pytest.MonkeyP
 
 
 def test_a_download_that_was_begun_keeps_its_commit(hub: Hub) -> None:
-    """Another process may use it; only a rewritten branch has no other choice."""
+    """Another process may use the commit, so it stays until the hub no longer has it."""
     repository = hub.add(NAME, SMALL | SINGLE)
     begun, _ = fetch(weights=False)
     newer = repository.commit(SMALL | {"model.safetensors": b"newer"})

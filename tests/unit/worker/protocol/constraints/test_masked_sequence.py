@@ -54,7 +54,7 @@ def allowed(sequence: MaskedSequence) -> set[int]:
 
 
 def test_every_prefix_of_an_output_rebuilds_the_same_state(grammars: Grammars) -> None:
-    """Rebuilds a sequence, as after a resume, a preemption or on another worker."""
+    """A resume, a preemption or another worker rebuilds a sequence in this way."""
     grammar = LLMatcher.grammar_from_json_schema(SCHEMA)
     for seed in range(5):
         constraint = Constraint(grammar, "<go>", EOS, min_tokens=12)
