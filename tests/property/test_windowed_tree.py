@@ -90,7 +90,7 @@ class WindowedCache(RuleBasedStateMachine):
     @precondition(lambda self: self.holders)
     @rule(choice=st.integers(0, 99), count=st.integers(1, 3))
     def give_up(self, choice: int, count: int) -> None:
-        """A text gives up its first blocks."""
+        """A text releases its first blocks."""
         holder = self._chosen(choice)
         end = min(holder.freed + count, len(holder.tokens) // BLOCK_SIZE)
         if end > holder.freed:

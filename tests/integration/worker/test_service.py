@@ -243,7 +243,7 @@ async def test_drain_timeout_ends_a_stream_that_stays(tmp_path: Path) -> None:
         assert "still open after 0.2 s" in worker.log
 
 
-# The thread that loads is inside torch when the process is told to end.
+# The thread that loads is inside torch when the process gets a signal to end.
 _LOADS_FOR_EVER = """
 import sys
 import torch

@@ -59,7 +59,7 @@ def history(most: int, generator: torch.Generator) -> TokenHistory:
 
 
 def predictions(generator: torch.Generator) -> torch.Tensor:
-    """For half of the sequences, in step and out of step. Some end, and some give up the place."""
+    """For half of the sequences, in step and out of step. Some end, and some drop the place."""
     made = torch.zeros(SLOTS, 4, dtype=torch.int32)
     for slot in range(0, PADDING, 2):
         predicted = int(torch.randint(1, 90, (), generator=generator))

@@ -25,7 +25,7 @@ from pagewire.worker.startup.loading import load_worker
 
 
 class Stream(Protocol):
-    """A step stream: results come in the order of the steps."""
+    """A step stream: results arrive in the order of the steps."""
 
     async def send(self, step: pb.Step) -> None: ...
 

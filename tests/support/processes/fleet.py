@@ -1,6 +1,6 @@
 """A fleet: gateways, schedulers and workers in real processes that a test can kill or pause.
 
-Worker N belongs to scheduler N modulo their number; each gateway knows all schedulers. Connections
+Worker N belongs to scheduler N modulo their number; each gateway has all schedulers. Connections
 to workers and schedulers go through proxies that a test can cut. The supervisor of `pagewire run`
 restarts processes that end.
 """

@@ -1,4 +1,4 @@
-"""Checks that the chaos tests share: a run with faults must give the answers of an undisturbed
+"""Checks that the chaos tests share: a run with faults must return the answers of an undisturbed
 one, and the fleet must be idle after it."""
 
 import asyncio

@@ -23,7 +23,7 @@ RULES = [
     for group in yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"]
     for rule in group["rules"]
 ]
-# Labels that Prometheus adds, and the names that its client library gives every process.
+# Labels that Prometheus adds, and names from its client library in every process.
 TARGET_LABELS = {"job", "instance", "le"}
 OF_EVERY_PROCESS = {"up", "process_cpu_seconds_total", "process_resident_memory_bytes"}
 

@@ -1,4 +1,4 @@
-"""One decision admits or refuses all requests of a job."""
+"""The first request of a job decides the admission of all."""
 
 from pagewire.errors import Code, RequestError
 from pagewire.scheduler.core.queue.job_admission import MAX_JOBS, JobAdmission, JobAdmissions

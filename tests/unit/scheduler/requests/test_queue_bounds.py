@@ -131,7 +131,7 @@ def test_an_objective_of_a_second_bounds_the_queue_at_once(monkeypatch: pytest.M
 def test_ten_times_the_load_waits_about_as_long_as_it_may(
     monkeypatch: pytest.MonkeyPatch, longest: float, most: float
 ) -> None:
-    """A worker serves 20 a second in 16 slots, and 200 come for three minutes."""
+    """A worker serves 20 a second in 16 slots, and 200 a second arrive for three minutes."""
     queue = Queue(monkeypatch, max_waiting_seconds=longest)
     queue.running = 16
     longest_queue = 0

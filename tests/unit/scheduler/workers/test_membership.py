@@ -42,7 +42,7 @@ class Events:
 
 
 class Listed:
-    """Workers behind a name that resolves to the addresses that a test gives."""
+    """Workers behind a name that resolves to the test's addresses."""
 
     def __init__(self) -> None:
         self.events = Events()

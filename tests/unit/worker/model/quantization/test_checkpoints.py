@@ -137,7 +137,7 @@ def test_quantized_weights_and_inputs(tmp_path: Path, form: str, sizes: dict[str
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_stored_scales_of_a_cache_belong_to_its_scheme(tmp_path: Path, asked: bool) -> None:
-    """The worker computes its own scales. It ignores the file's with the scheme, else refuses them."""
+    """The worker computes its own scales: it ignores the file's with the scheme, else refuses."""
     model = save_quantized(tmp_path, "llama", ALL_IN_EIGHT_BITS["fp8, channels"], **SIZES)
     path, config = (
         tmp_path / "model.safetensors",
