@@ -26,7 +26,7 @@ FIRST_COUNTED = 4
 
 
 def history(prompt: Int32Array, length: int, recent: Int32Array, drafts: int) -> TokenHistory:
-    """A sequence behind its prompt, of which the last token is drawn by the first step."""
+    """A sequence after its prompt; a first step draws the last prompt token."""
     rows = np.concatenate((recent, prompt[:-1], np.zeros(length + 1, np.int32)))
     one = torch.zeros(2, dtype=torch.int32)
     held = TokenHistory(

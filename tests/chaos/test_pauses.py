@@ -102,7 +102,7 @@ async def under_load(
 
 
 async def test_a_worker_is_killed_while_another_drains(requests: int, rounds: int) -> None:
-    """No worker takes new sequences until one of the two has started again."""
+    """No worker accepts new sequences until one of the two has restarted."""
     asked = questions(requests)
     async with running_fleet(workers=2) as fleet:
 

@@ -1,4 +1,4 @@
-"""Schemas and grammars that are meant to take long: fields of StructuredOutput by name."""
+"""Schemas and grammars with long compilations: fields of StructuredOutput by name."""
 
 import json
 from typing import Any

@@ -35,7 +35,7 @@ class Choice:
 
 @dataclass
 class Answer:
-    """An answer. `pause` is the longest wait for a chunk; `error` is the reason if it is not complete."""
+    """An answer. `pause` is the longest wait for a chunk; `error` says why it is incomplete."""
 
     choices: dict[int, Choice] = field(default_factory=dict)
     tokens: int = 0

@@ -116,7 +116,7 @@ async def test_after_each_step_the_draft_model_has_the_kv_of_all_tokens(
         await driver.run(ran, run_ahead=3, chunk=16)
         assert driver.drafts[MODEL] > 0
         assert driver.accepted[pb.DRAFTER_PREDICTION] > 0
-        # A head has that of the last token here with the token that was drawn behind it.
+        # A head has that of the last token here, with the token drawn after it.
         behind = 1 if draft[0] == "eagle" else 0
         written = [_kv(worker, sequence, behind) for sequence in ran]
         # The same tokens as prompts.

@@ -47,7 +47,7 @@ def test_a_short_run_makes_no_group() -> None:
 
 
 def grown(choices: list[int]) -> Table:
-    """A table in which a block is used only behind the blocks that are always before it."""
+    """A table in which the same blocks always precede a block."""
     table: list[int] = []
     node = 0
     for choice in choices:
