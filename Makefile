@@ -1,16 +1,16 @@
-# `make demo` and `make run` need Python 3.11 or newer and nothing else; they make .venv first, with what
-# running needs. The first target for developers, such as `make test`, adds their tools.
+# `make demo` and `make run` need only Python 3.11 or newer; they first make .venv with the packages for
+# running. The first target for developers, such as `make test`, adds the tools for developers.
 #
-#   TORCH=...       what pip installs as torch: on a GPU machine the build for its CUDA version
-#   TORCH_INDEX=... where torch comes from on a machine without an NVIDIA GPU, by default PyTorch's
-#                   index of CPU builds; empty for where pip looks by itself
-#   VENV_FLAGS=...  for python3 -m venv; with `TORCH= VENV_FLAGS=--system-site-packages` the torch
-#                   that PYTHON already has is used, if it is 2.11 or newer
-#   PYTHON=...      the interpreter to make .venv with
-#   INPUTS=...      how many inputs `make fuzz` makes
+#   TORCH=...       pip's requirement for torch: on a GPU machine the build for its CUDA version
+#   TORCH_INDEX=... the index for torch on a machine without an NVIDIA GPU, by default PyTorch's index
+#                   of CPU builds; empty for pip's own indexes
+#   VENV_FLAGS=...  for python3 -m venv; `TORCH= VENV_FLAGS=--system-site-packages` uses PYTHON's
+#                   torch, if it is 2.11 or newer
+#   PYTHON=...      the interpreter for .venv
+#   INPUTS=...      the number of inputs of `make fuzz`
 #   ARGS=...        further arguments of `make run`, `demo`, `test`, `chaos`,
 #                   `soak`, `sanitize` and `bench`
-#   MINUTES=...     how long `make soak` lasts
+#   MINUTES=...     the duration of `make soak`
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0 triton==3.7.1
@@ -21,7 +21,7 @@ INPUTS ?= 100000
 MINUTES ?= 30
 
 BIN := .venv/bin
-# Markers: what developers need is installed, or what running needs. The first includes the second.
+# Markers of installed packages: those for developers, or those for running. The first include the second.
 INSTALLED := .venv/installed
 CLIENTS := .venv-clients/bin
 PARALLEL := tests/unit tests/property tests/kernels tests/gpu tests/integration/worker tests/integration/simulator \
@@ -29,15 +29,15 @@ PARALLEL := tests/unit tests/property tests/kernels tests/gpu tests/integration/
 RUNNABLE := $(if $(wildcard $(INSTALLED)),$(INSTALLED),.venv/runnable)
 INSTALL = $(PYTHON) tools/install.py --torch '$(TORCH)' --torch-index '$(TORCH_INDEX)' --venv-flags '$(VENV_FLAGS)'
 
-# Of all kernels: racecheck breaks where some are left out by name. It knows no mbarrier, by which the
-# warp groups of Hopper's prefill attention wait for each other, and takes each hand-over for a race.
+# Of all kernels: racecheck breaks where some are left out by name. It does not support
+# mbarriers, and reports hand-overs between the warp groups of Hopper's prefill attention as races.
 SANITIZER := compute-sanitizer --error-exitcode 1
-# Racecheck knows no mbarrier: what the warps of these kernels hand over by one looks like a race.
+# Racecheck does not support mbarriers: it reports the hand-overs between warps of these kernels as races.
 MBARRIER_KERNELS := prefill_hopper_kernel fragment_gemm_kernel scaled_hopper_kernel \
 	experts_hopper_kernel stream_kernel
 NOT_RACECHECKED := $(MBARRIER_KERNELS:%=--kernel-name-exclude kernel_substring=%)
 
-# Tests start hundreds of Python processes. Each would compile every module anew.
+# Tests start hundreds of Python processes. Each would compile every module again.
 test clients fuzz chaos soak: export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: help run demo test clients fuzz chaos soak sanitize check docs format protos bench structured clean
@@ -77,16 +77,16 @@ run: $(RUNNABLE)
 demo: $(RUNNABLE)
 	$(BIN)/pagewire demo $(ARGS)
 
-# The first part runs beside each other: tests within one process or one worker, and those of whole stacks that
-# wait for answers and measure nothing. A file stays together: it shares what it compiles, or a stack.
+# The first part runs in parallel: tests within one process or one worker, and tests of whole stacks without
+# measurements. The tests of a file stay together, because they share compiled kernels or a stack.
 # Tests of faults, load and pauses run one after the other.
-# Status 5: ARGS selects no test of a part. That fails only if it selects none of the other either.
+# Status 5: ARGS selects no test of a part. This is an error only if both parts have none.
 test: $(INSTALLED)
 	first=0; $(BIN)/pytest -n auto --dist loadfile $(PARALLEL) $(ARGS) || first=$$?; \
 	test $$first = 0 || test $$first = 5 || exit $$first; \
 	$(BIN)/pytest $(PARALLEL:%=--ignore=%) $(ARGS) || { second=$$?; test $$first = 0 && test $$second = 5; }
 
-# They need other versions of some packages. What is imported is compiled when it is imported.
+# The clients need other versions of some packages. Modules are compiled when they are imported.
 .venv-clients/installed: tests/clients/requirements.txt
 	$(PYTHON) -m venv .venv-clients
 	$(CLIENTS)/python -m pip install --quiet --no-deps --no-compile -r $<

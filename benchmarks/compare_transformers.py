@@ -1,11 +1,11 @@
 """Pagewire over HTTP against transformers, on this machine, with the same prompts.
 
-Pagewire gets all requests at once through its HTTP API, as separate processes, streamed.
-transformers generates for the same prompts one after another in this process, once with one
-thread and once with all cores, of which the faster counts. Both are greedy and generate exactly
-the same number of tokens for each prompt. Each round has prompts of its own, so that no prefix
-cache helps; the figure of a side is its median round. Ends with status 1 when Pagewire is not at
-least --least times as fast.
+Pagewire runs as separate processes, gets all requests at once through its HTTP API, and streams.
+transformers generates for the same prompts one after another in this process, once with one thread
+and once with all cores; the faster run counts. Both are greedy and generate exactly the same number
+of tokens for each prompt. Each round has its own prompts, so that no prefix cache helps. The figure
+of a side is its median round. Ends with status 1 when Pagewire is not at least --least times as
+fast.
 
     python benchmarks/compare_transformers.py --output benchmarks/results/cpu-embedded.jsonl
 """
@@ -31,7 +31,7 @@ from pagewire.models import resolve_model, served_name
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What one engine did: tokens of all prompts of all rounds, and tokens a second by round."""
+    """The results of one engine: tokens of all rounds, and tokens a second by round."""
 
     prompt_tokens: int
     output_tokens: int
@@ -48,7 +48,7 @@ def measure_pagewire(model: str, rounds: list[list[str]], max_tokens: int) -> Si
     async def measure(stack: Stack) -> Side:
         assert stack.url is not None
         names = await served_models(stack.url)
-        assert names  # it is ready
+        assert names  # the server is ready
         return await _drive(stack.url, names[0], rounds, max_tokens)
 
     side = launch(full_stack, temporary_stack(model=model), quiet, measure)
@@ -85,7 +85,7 @@ async def _drive(url: str, model: str, rounds: list[list[str]], max_tokens: int)
 def measure_transformers(
     model: str, rounds: list[list[str]], max_tokens: int, threads: int
 ) -> Side:
-    """Each round's prompts one after another, with so many of torch's threads."""
+    """Each round's prompts one after another, with `threads` torch threads."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -1,7 +1,7 @@
 """llguidance beside xgrammar: schemas that compile, time to compile, time of a mask, valid outputs.
 
-Both get the same random schemas, and schemas with one further keyword each, and draw tokens at
-random from their own masks. An output is valid if `jsonschema` says so; one that is cut does not
+Both receive the same random schemas, and schemas with one further keyword each, and draw random
+tokens from their own masks. `jsonschema` decides whether an output is valid; a cut output does not
 count. A keyword is enforced if all outputs are valid, refused if the schema does not compile, and
 otherwise ignored. The vocabulary is that of the embedded model, or has `--tokens` tokens.
 
@@ -100,7 +100,7 @@ class Llguidance:
 
 
 class _Greedy:
-    """What llguidance wants to know of a tokenizer."""
+    """The tokenizer interface that llguidance needs."""
 
     bos_token_id = None
     eos_token_id = EOS
@@ -218,7 +218,7 @@ def measure(engine: Any, tokens: list[bytes], schemas: int, outputs: int) -> dic
 
 
 def keywords(engine: Any, tokens: list[bytes], outputs: int) -> dict[str, str]:
-    """What becomes of each keyword: enforced, refused or ignored."""
+    """The result for each keyword: enforced, refused or ignored."""
     found = {}
     for name, part in KEYWORDS.items():
         schema = {

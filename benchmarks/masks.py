@@ -1,6 +1,6 @@
 """CPU time of the masks of a schema of ten fields, along random outputs.
 
-`whole` is one matcher of all tokens, `worker` is what a worker uses. Both must give the same masks.
+`whole` is one matcher of all tokens, `worker` the matcher of a worker. Both must give equal masks.
 
     python benchmarks/masks.py --tokenizer DIR --vocabulary 151936
 """
@@ -40,7 +40,7 @@ def main() -> None:
     for number in range(args.outputs + 1):
         one, other = whole.deep_copy(), grammars.matcher(grammar)
         for step in range(args.tokens):
-            # In turns: the second finds in the cache what the first has read.
+            # The order alternates, because the first one fills the cache for the second.
             for kind in ("whole", "worker") if step % 2 else ("worker", "whole"):
                 began = time.thread_time()
                 if kind == "whole":

@@ -1,25 +1,25 @@
-"""Ten times the load that can be borne: what becomes of goodput, and how the rest is refused.
+"""Goodput and refusals at ten times the sustainable load.
 
     python benchmarks/overload.py [--seconds 60] [--factor 10] [--output FILE.jsonl]
 
-A gateway, a scheduler and two simulated workers run as processes of their own; the workers are
-slow, so that the devices are the limit and not this machine's CPU. One more process sends
-streamed completions with Poisson arrivals: first at rates around what the workers can do, of which
-the highest goodput is the peak, then `factor` times the rate of that peak, then the rate of the
-peak again. Goodput counts the requests that end within a phase, its first 1.5 s aside, and meet
-both objectives.
+A gateway, a scheduler and two simulated workers run as separate processes. The workers are slow, so
+that the devices are the limit and not this machine's CPU. One more process sends streamed
+completions with Poisson arrivals. It first tries rates around the workers' capacity; the highest
+goodput is the peak. Then it sends `factor` times the rate of that peak, then the peak's rate again.
+Goodput counts the requests that end within a phase, after its first 1.5 s, and meet both
+objectives.
 
-The services run with their default settings, save that requests may wait for 1 s only unless
-`--max-waiting-seconds` says otherwise: the objective is a time to first token of 2 s.
+The services run with their default settings, except that requests wait for at most 1 s, or
+`--max-waiting-seconds`: the objective is a time to first token of 2 s.
 
-Refusals are timed where they are read, by the sender, which shares this machine's cores with all
-that it measures. So the same is measured three times: there, at the gateway from a request's head
-to the end of its answer, and as the time that each process was ready to run and had no core. Of a
-request that was sent late the sender itself was behind; so it was while it waited to read.
+The sender times refusals when it reads them, but it shares this machine's cores with the services.
+So there are two more measurements: at the gateway, from a request's head to the end of its answer,
+and the time that each process was ready to run without a core. If a request was sent late, or the
+sender waited to read, the sender itself was the cause.
 
 Exits with status 1 when a target is missed: goodput under overload at least 90 % of its peak,
-every refusal a 429 with a Retry-After, 99 % of them within 50 ms, and afterwards nothing open or
-held anywhere and no process grown by more than a tenth.
+every refusal a 429 with a Retry-After, 99 % of them within 50 ms, and afterwards no open request,
+no used block and no process grown by more than a tenth.
 """
 
 import argparse
@@ -52,19 +52,19 @@ WORKERS = 2
 SLOTS = 8
 INPUT_WORDS = 24
 OUTPUT_TOKENS = 16
-# A step of 8 rows takes 40 ms then, so that about 20 requests a second can be served.
+# A step of 8 rows then lasts 40 ms, which allows about 20 requests a second.
 SPEEDUP = 0.1
-# Of that rate: what is tried to find the peak.
+# Multiples of CAPACITY to try for the peak.
 TRIED = "0.7,0.85,1,1.15"
 CAPACITY = 20.0
-# Of a phase that do not count: what ends then began before the load was what it is.
+# Not counted in a phase: requests that end then began under the previous load.
 WARM_UP_SECONDS = 1.5
 REFUSED_WITHIN_MS = 50.0
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The services that run, and where they are reached."""
+    """The running services and their addresses."""
 
     supervisor: Supervisor
     url: str
@@ -72,15 +72,15 @@ class Stack:
     metrics_url: str
 
     def cpu_seconds(self) -> dict[str, float]:
-        """What each process has used so far."""
+        """The CPU seconds of each process so far."""
         return {name: cpu_seconds(pid) for name, pid in self.supervisor.pids.items()}
 
     def waited_seconds(self) -> dict[str, float]:
-        """How long each process was ready to run while others had the cores."""
+        """How long each process was ready to run but had no core."""
         return {name: waited_seconds(pid) for name, pid in self.supervisor.pids.items()}
 
     async def refusals(self) -> dict[str, int]:
-        """The gateway's refusals so far: how many took at most so many seconds."""
+        """The gateway's refusals so far, by upper bound in seconds, cumulatively."""
         text = await asyncio.to_thread(fetch, self.metrics_url)
         found = re.findall(
             r'^pagewire_gateway_refusal_seconds_bucket\{le="(\S+)"\} (\S+)$', text, re.M
@@ -168,7 +168,7 @@ async def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def make_stack(folder: Path, max_waiting_seconds: float) -> Stack:
-    """Two workers, a scheduler, a gateway; with defaults, save for the bound of the wait."""
+    """Two workers, a scheduler, a gateway; defaults except for the bound of the wait."""
     workers = [
         SimulatedWorkerConfig(
             worker_address=f"unix:{folder}/worker-{index}",
@@ -212,7 +212,7 @@ def service(name: str, command: str, config: Any, health: str) -> Service:
 def summarize(
     timings: list[Timing], objectives: Objectives, rate: float, seconds: float
 ) -> dict[str, Any]:
-    """What became of the requests of one phase."""
+    """The outcomes of the requests of one phase."""
     began = min(timing.started for timing in timings)
     served = [timing for timing in timings if timing.error is None]
     refused = [timing for timing in timings if timing.status == 429]
@@ -242,13 +242,13 @@ def summarize(
 
 
 def seconds_to_wait(timing: Timing) -> int:
-    """The Retry-After of a refusal; 0, which misses the target, where it has no such number."""
+    """The Retry-After of a refusal; 0, which misses the target, if it has no such number."""
     given = str(timing.retry_after)
     return int(given) if given.isdecimal() else 0
 
 
 def percentiles(values: Any) -> dict[str, float]:
-    """Zeros without values."""
+    """Percentiles and maximum; zeros if there are no values."""
     values = values if len(values) else np.zeros(1)
     return {
         "p50": float(np.percentile(values, 50)),
@@ -258,7 +258,7 @@ def percentiles(values: Any) -> dict[str, float]:
 
 
 async def left_over(stack: Stack) -> dict[str, float]:
-    """What the services still hold, once they have had a second to clean up."""
+    """The requests and blocks that the services still hold after a second."""
     await asyncio.sleep(1.0)
     async with open_channel(stack.grpc_address) as channel:
         load = await InferenceStub(channel).GetLoad(pb.GetLoadRequest())
@@ -275,12 +275,12 @@ async def left_over(stack: Stack) -> dict[str, float]:
 
 
 def difference(after: dict[str, float], before: dict[str, float]) -> dict[str, float]:
-    """What has been added."""
+    """The increase of each value."""
     return {name: value - before[name] for name, value in after.items()}
 
 
 def fetch(url: str) -> str:
-    """What a URL answers."""
+    """The body of a URL."""
     with urllib.request.urlopen(url) as response:
         return str(response.read().decode())
 
@@ -326,7 +326,7 @@ def line(name: str, found: dict[str, Any]) -> str:
 
 
 def waited_seconds(pid: int) -> float:
-    """How long the threads of a process were ready to run and had no core."""
+    """How long the threads of a process were ready to run but had no core."""
     tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
     return sum(int(task.read_text().split()[1]) for task in tasks) / 1e9
 

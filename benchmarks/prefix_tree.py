@@ -2,9 +2,9 @@
 
     python benchmarks/prefix_tree.py [--blocks 1000000] [--output FILE.jsonl]
 
-The pool is filled with prompts that nobody holds any more, in families that share their first
-512 tokens; then each operation is timed over prompts drawn at random, so that it finds the CPU's
-caches cold, as a scheduler does. `match` finds all blocks of a cached prompt, `insert` caches a
+The pool is filled with prompts of ended sequences, in families that share their first 512 tokens.
+Then each operation is timed over random prompts, so that the CPU's caches are cold, as in a
+scheduler. `match` finds all blocks of a cached prompt, `insert` caches a
 new prompt of a known family, `evict` allocates a prompt's blocks while every block is cached.
 Also timed: `acquire` and `release` of a whole prompt.
 """
@@ -38,7 +38,7 @@ def prompts(count: int, seed: int) -> list[bytes]:
 
 
 def hold(pool: BlockPool, data: bytes) -> list[int]:
-    """Blocks of a prompt as an admission takes them: shared ones, then new ones."""
+    """Blocks of a prompt as at admission: shared ones, then new ones."""
     blocks = pool.match(data)
     pool.acquire(blocks)
     return blocks + pool.allocate(BLOCKS - len(blocks))

@@ -1,7 +1,7 @@
 """Throughput of `pagewire.llm.LLM` beside `pagewire bench offline`, and the start-up time of LLM.
 
-Both send to the same worker and scheduler, one after the other in each round, in turns who begins.
-Each batch has requests of its own, given at once. The ratio is the median over the rounds. Ends
+Both use the same worker and scheduler, one after the other in each round; the order alternates.
+Each batch has its own requests, sent at once. The ratio is the median over the rounds. Ends
 with status 1 when LLM has less than --least of the other's throughput.
 
     python benchmarks/python_api.py --output benchmarks/results/python-api-cpu.jsonl
@@ -33,7 +33,7 @@ def requests_of(batch: int, options: argparse.Namespace) -> list[Request]:
 
 
 def bench_offline(llm: LLM, requests: list[Request]) -> float:
-    """Output tokens a second of what `pagewire bench offline` does."""
+    """Output tokens a second of `pagewire bench offline`."""
     address = llm._stack.connected().address
     result = asyncio.run(submit_all(address, requests, OfflineSampling(0.0, True, True)))
     if result.failed:

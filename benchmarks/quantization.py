@@ -1,8 +1,8 @@
-"""What quantization costs a model in quality: the embedded model in each format beside itself.
+"""The loss of quality by quantization: the embedded model in each format beside the plain one.
 
-Each format is served as users serve it. Perplexity is that of answers and stories that the model
-was not trained on, from log probabilities of prompts. Sums are those of the model's card, or every
-nth of them. The ten questions count the answers that equal those of the plain model.
+Each format is served as by users. Perplexity is computed on held-out answers and stories, from log
+probabilities of prompts. Sums are those of the model's card, or every nth of them. The figure of
+the ten questions is the number of answers that equal those of the plain model.
 
     python -m benchmarks.quantization --output benchmarks/results/quantization-cpu.jsonl
 """
@@ -28,7 +28,7 @@ from pagewire.worker.quantizing.folder import quantize_folder
 
 QUESTIONS = [PROBES[i][0] for i in (0, 1, 4, 5, 7, 8, 9, 10, 18, 25)]
 LENGTH = 1024
-# Of the perplexity of the plain model.
+# Relative to the perplexity of the plain model.
 LIMITS = {"fp8": 1.005, "int8": 1.005, "int4": 1.03, "fp8 KV": 1.003}
 
 Target = Literal["fp8", "int8", "int4"]
@@ -50,14 +50,14 @@ def perplexity(llm: LLM, rows: Rows) -> float:
 
 
 def answers(llm: LLM, questions: list[str], max_tokens: int) -> list[str]:
-    """Greedy answers, each of a conversation of its own."""
+    """Greedy answers, each in its own conversation."""
     chats = [[{"role": "user", "content": question}] for question in questions]
     params = SamplingParams(max_tokens=max_tokens, temperature=0)
     return [output.outputs[0].text for output in llm.chat(chats, params, progress=False)]
 
 
 def calibration_texts(tokenizer: Tokenizer, path: Path) -> Path:
-    """Writes texts that are not among those of the evaluation to `path`."""
+    """Writes texts to `path` that the evaluation does not use."""
     rows = pack(tokenizer, 3, 60, 512)
     texts = [tokenizer.decode(row.tolist(), skip_special_tokens=False) for row in rows.ids]
     path.write_text("".join(texts), encoding="utf-8")

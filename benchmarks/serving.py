@@ -4,11 +4,11 @@
     python benchmarks/serving.py --model DIR --load-format dummy --num-slots 512 \
         --worker-max-num-batched-tokens 16384 --only prefill_heavy
 
-Takes every flag of `pagewire run`, starts what that starts, and runs the workloads that README's
-figures come from, `--rounds` times each with other token ids, so that nothing of one round is
-cached for the next; the best round counts. A DIR without a tokenizer is served with one that has as
-many entries as the model's vocabulary. Figures are tokens a second: of outputs, and of prompts and
-outputs together for `prefill_heavy`.
+Accepts every flag of `pagewire run`, starts the same services, and runs the workloads of README's
+figures. Each workload runs `--rounds` times with other token ids, so that rounds share no cached
+blocks; the best round counts. A DIR without a tokenizer is served with a tokenizer of the size of
+the model's vocabulary. Figures are tokens a second: of outputs, and of prompts and outputs together
+for `prefill_heavy`.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from pagewire.models import served_name
 from pagewire.objectives import Objectives
 from pagewire.rpc.credentials import SCHEDULER_TOKEN, read_token
 
-# Where a vocabulary is as large: below it are the control tokens of some, above it those of others.
+# Token ids in use, if the vocabulary is large enough: control tokens are below or above.
 FIRST_ID, END_ID = 1000, 100_000
 TEMPERATURE = 0.6
 HTTP_WORDS, HTTP_OUTPUT_TOKENS = 470, 256
@@ -80,7 +80,7 @@ def long_decode(prompt: Prompt, _rng: random.Random) -> list[Request]:
 
 USUAL = (mixed256, fixed512, prefill_heavy, shared_prefix, single)
 WORKLOADS = {f.__name__: f for f in (*USUAL, long_decode)}
-# The prompts and lengths that README's figures are of.
+# The prompts and lengths of README's figures.
 SEEDS = {name: seed for seed, name in enumerate(WORKLOADS)}
 SHIFT = 7919  # of all ids from one round to the next
 LINES = (*WORKLOADS, *(f"http-{clients}" for clients in HTTP_REQUESTS))
@@ -88,7 +88,7 @@ DEFAULT_LINES = ",".join(line for line in LINES if line != long_decode.__name__)
 
 
 def settings() -> dict[str, Setting]:
-    """Those of `pagewire run`, with patience, and on free ports unless others are given."""
+    """Those of `pagewire run`, without a limit of the wait, and on free ports by default."""
     found = without_wait_limit(stack_settings())
     return found | {name: replace(found[name], default=0) for name in ("port", "grpc_port")}
 
@@ -137,7 +137,7 @@ def main(
 
 
 def vocab_size(model: Path) -> int:
-    """Of the model in a folder."""
+    """The vocabulary size of the model in a folder."""
     config = model / "config.json"
     if not config.is_file():
         raise SystemExit(f"--model: {config} is not there")
@@ -145,7 +145,7 @@ def vocab_size(model: Path) -> int:
 
 
 def with_tokenizer(model: str, vocabulary: int, folder: Path) -> str:
-    """The model's folder, or if that has no tokenizer, `folder` with its files and one."""
+    """The model's folder; if it has no tokenizer, `folder` with its files and a new one."""
     if (Path(model) / "tokenizer.json").is_file():
         return model
     for path in Path(model).iterdir():
@@ -155,7 +155,7 @@ def with_tokenizer(model: str, vocabulary: int, folder: Path) -> str:
 
 
 def tokenizer(size: int) -> Tokenizer:
-    """Byte-level, with `size` entries, among them a whole token for each word of the load."""
+    """A byte-level tokenizer with `size` entries and one token for each word of the load."""
     entries = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(f"Ġ{word}" for word in WORDS)]
     if size < len(entries):
         raise SystemExit(f"vocab_size is {size}: add a tokenizer.json, or make it {len(entries)}")
@@ -168,7 +168,7 @@ def tokenizer(size: int) -> Tokenizer:
 
 
 def best_of(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The run with the highest rate, and the rates of all."""
+    """The run with the highest rate, with the rates of all runs."""
     rates = [run["tokens_per_second"] for run in runs]
     best = runs[rates.index(max(rates))]
     return {**best, "tokens_per_second_by_round": rates}
@@ -177,7 +177,7 @@ def best_of(runs: list[dict[str, Any]]) -> dict[str, Any]:
 async def offline(
     line: str, number: int, ids: range, stack: Stack, token: str | None
 ) -> dict[str, Any]:
-    """All at once over gRPC; CommandError if a request failed."""
+    """Sends all requests at once over gRPC; CommandError if a request failed."""
     sampling = OfflineSampling(TEMPERATURE, ignore_eos=True, detokenize=False)
     batch = requests(line, number, ids)
     result = await submit_all(stack.grpc_address, batch, sampling, token)
@@ -188,10 +188,9 @@ async def offline(
 
 
 def load_plans(clients: int, number: int, url: str, model: str) -> list[LoadPlan]:
-    """A process's share each.
+    """The plan of each client process.
 
-    No two numbers of clients, and no two rounds, have a prompt in common: the second would find
-    it cached.
+    No two numbers of clients, and no two rounds, share a prompt, which would be cached.
     """
     plan = LoadPlan(
         url=url,
@@ -207,7 +206,7 @@ def load_plans(clients: int, number: int, url: str, model: str) -> list[LoadPlan
 
 
 async def http(line: str, number: int, model: str, stack: Stack) -> dict[str, Any]:
-    """Streaming clients, each of which asks again when it has its answer; as `offline`."""
+    """Runs streaming clients, each with one request after the other; as `offline`."""
     assert stack.url is not None
     plans = load_plans(int(line.removeprefix("http-")), number, stack.url, model)
     timings = await asyncio.to_thread(run_plans, plans)
@@ -219,7 +218,7 @@ async def http(line: str, number: int, model: str, stack: Stack) -> dict[str, An
 
 
 def requests(workload: str, number: int, ids: range) -> list[Request]:
-    """The same lengths in every round, and all ids shifted from one to the next."""
+    """Returns the same lengths in every round; each round shifts all ids."""
     rng = random.Random(SEEDS[workload])
 
     def prompt(length: int) -> list[int]:

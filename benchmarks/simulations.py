@@ -1,9 +1,9 @@
-"""Make all simulated figures again: `simulate-*.jsonl` and the plot of routing.
+"""Recompute all simulated figures: `simulate-*.jsonl` and the plot of routing.
 
     python benchmarks/simulations.py --traces DIR [--only mooncake-routing,azure-static]
 
 DIR holds `mooncake_conversation.jsonl` (kvcache-ai/Mooncake, FAST25-release/traces) and
-`azure_llm_2023_conv.csv` (Azure/AzurePublicDataset, AzureLLMInferenceTrace_conv.csv). All six take
+`azure_llm_2023_conv.csv` (Azure/AzurePublicDataset, AzureLLMInferenceTrace_conv.csv). All six need
 about a quarter of an hour on two cores. A replay is deterministic: the same commit gives the same
 figures on any machine.
 """

@@ -1,4 +1,4 @@
-"""The cost and gain of speculation: equal requests without and with drafts, in turns.
+"""The cost and gain of speculation: equal requests without and with drafts, alternating.
 
 `chat` asks for stories, which repeat little. `quote` quotes a passage of the prompt, by a grammar.
 The ratio is the time without drafts over the time with them, the median over the rounds. Ends with

@@ -1,10 +1,10 @@
-"""Times steps on a GPU: decodes alone, by themselves and chained back to back, and with a prompt.
+"""Times steps on a GPU: decode steps, single and chained back to back, and steps with a prompt.
 
     python benchmarks/steps.py --model DIR [--profile] [--output FILE.jsonl]
 
-DIR needs a config.json only: the weights are random. `graph` is the median of replays of the
-captured step, `chained` the time a step takes when steps are submitted one ahead, host work and
-copies included; their difference is what the device idles.
+DIR needs only a config.json: the weights are random. `graph` is the median of replays of the
+captured step. `chained` is the time of a step when steps are submitted one ahead, with host work
+and copies. The difference is the idle time of the device.
 """
 
 import argparse
@@ -41,7 +41,7 @@ POINTS = [
     (64, 2048),
     (512, 768),
 ]
-# Rows, their KV tokens, prompt tokens computed beside them, and how many of the prompt came before.
+# Rows, their KV tokens, prompt tokens in the same step, and prompt tokens computed before.
 MIXED = [
     (30, 600, 98, 200),
     (30, 600, 226, 200),
@@ -53,7 +53,7 @@ PROFILED = [(32, 720), (64, 720), (256, 720), (512, 768)]
 
 
 def start_plan(limits: Limits, rows: int, blocks: np.ndarray) -> DevicePlan:
-    """Gives each of `rows` slots its row of `blocks [rows, columns]` and sampling at 0.6."""
+    """Assigns each of `rows` slots its row of `blocks [rows, columns]` and sampling at 0.6."""
     slots = np.arange(rows, dtype=np.int32)
     columns = blocks.shape[1]
 
@@ -101,7 +101,7 @@ def decode_plan(rows: int, position: int) -> DevicePlan:
 
 
 def mixed_plan(rows: int, position: int, count: int, before: int) -> DevicePlan:
-    """The same with `count` prompt tokens, behind `before` others, in the slot after those."""
+    """The same with `count` prompt tokens, after `before` others, in the next slot."""
     slots = np.arange(rows, dtype=np.int32)
     chunk = Chunks(
         slots=np.array([rows], np.int32),
@@ -132,7 +132,7 @@ def graph_ms(backend: GraphBackend, rows: int, repeats: int = 60) -> float:
 
 
 def chained_ms(backend: GraphBackend, plan: DevicePlan, steps: int = 100) -> float:
-    """Time a step when each is submitted before the one ahead of it is waited for."""
+    """Time a step when each step is submitted before the host waits for the previous one."""
     backend.wait(backend.submit(plan))
     begin = time.perf_counter()
     handle = backend.submit(plan)
@@ -145,7 +145,7 @@ def chained_ms(backend: GraphBackend, plan: DevicePlan, steps: int = 100) -> flo
 
 
 def profile(backend: GraphBackend, plan: DevicePlan) -> str:
-    """Where the time of a step goes, by kernel."""
+    """The time of a step by kernel."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as prof:
         for _ in range(5):
             backend.wait(backend.submit(plan))
@@ -155,7 +155,7 @@ def profile(backend: GraphBackend, plan: DevicePlan) -> str:
 
 
 def give_blocks(backend: GraphBackend, slots: int, tokens: int) -> None:
-    """Lets the first slots hold so many tokens each, in blocks that lie in no order."""
+    """Fills the first slots with a number of tokens each, in shuffled blocks."""
     limits = backend.limits
     columns = -(-tokens // limits.block_size)
     blocks = 1 + np.random.default_rng(0).permutation(limits.num_blocks - 1)[: slots * columns]

@@ -1,12 +1,12 @@
 """Structured output: its cost, and whether every output is valid.
 
-`cost` compares constrained requests with free ones, round by round in turns, by the time that
-passes and, for a busy machine, by the time that all processes compute. In a round each client sends
-some requests one after another, of other lengths than those of other clients, so that they are not
-in step. Both kinds have the same lengths. A constrained output is a list of objects of ten fields.
+`cost` compares constrained requests with free ones in alternating rounds, by wall time and, for a
+busy machine, by the CPU time of all processes. In a round each client sends some requests one after
+another. Lengths differ between clients, so that requests do not end in the same step. Both kinds
+have the same lengths. A constrained output is a list of objects of ten fields.
 
-`validity` draws outputs for random schemas and checks those that end with `jsonschema`. Ends with
-status 1 if one is not valid.
+`validity` draws outputs for random schemas and checks the complete ones with `jsonschema`. Ends
+with status 1 if one is not valid.
 
     python benchmarks/structured_output.py cost --output benchmarks/results/structured-cpu.jsonl
     python benchmarks/structured_output.py validity --requests 10000 --schemas 250
@@ -76,7 +76,7 @@ async def cost_of(client: Client, concurrency: int, args: argparse.Namespace) ->
     ]
 
     async def seconds(schema: Schema | None) -> tuple[float, float]:
-        """Seconds of a round, and those that the processes of the stack computed."""
+        """Wall time of a round, and CPU time of the processes of the stack, in seconds."""
         # A list of 50 objects is longer than the longest output.
         fields = {"ignore_eos": schema is None, "temperature": 1}
 
@@ -111,7 +111,7 @@ async def cost_of(client: Client, concurrency: int, args: argparse.Namespace) ->
 
 
 def cpu_seconds() -> float:
-    """Seconds that the descendants of this process have computed so far."""
+    """CPU seconds of the descendants of this process so far."""
     parents, ticks = {}, {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended
@@ -130,7 +130,7 @@ def cpu_seconds() -> float:
 
 
 async def validity(client: Client, args: argparse.Namespace) -> dict[str, Any]:
-    """Numbers of outputs that ended, of those that are not valid, and of those that were cut."""
+    """The numbers of complete outputs, of invalid ones, and of cut ones."""
     places = asyncio.Semaphore(args.concurrency[0])
     checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
     found = {"complete": 0, "invalid": 0, "cut": 0}

@@ -4,12 +4,12 @@
     python benchmarks/thousand_workers.py decode --schedulers 1,4,16 --output FILE.jsonl
     python benchmarks/thousand_workers.py share --sizes 2x64,2x1024 --output FILE.jsonl
 
-`simulate` replays the same load for each of 64 workers, with a virtual clock, and says how
-throughput grows with the number of schedulers. `decode` does the same with processes: 64 workers of
-each scheduler decode at once, with steps so slow that this machine computes them all. `share`
-starts schedulers that share idle workers, of which one process holds up to 64, kills one scheduler
-and starts it again. It says how long each change takes until all workers are held, and evenly, and
-what sharing costs while nothing changes.
+`simulate` replays the same load for each of 64 workers, with a virtual clock, and reports the
+throughput by number of schedulers. `decode` does the same with processes: 64 workers of each
+scheduler decode at once, with steps slow enough for this machine to compute them all. `share`
+starts schedulers that share idle workers, up to 64 in one process, then kills and restarts one
+scheduler. It reports the time of each change until all workers are held, and held evenly, and the
+cost of sharing while nothing changes.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def simulate(options: argparse.Namespace) -> list[Figure]:
         found = summarize(recording, Objectives())
         assert found["finished"] == len(load), "every request must end"
         name = f"{schedulers}x{WORKERS}"
-        # Of the time in which requests arrive: what is left afterwards ends on emptying workers.
+        # While requests arrive: the rest afterwards runs on workers that empty.
         inside = [s for s in recording.samples if s.time <= options.seconds]
         tokens = inside[-1].output_tokens / inside[-1].time
         base = base or tokens / schedulers
@@ -127,7 +127,7 @@ def decode(options: argparse.Namespace) -> list[Figure]:
 
 
 async def _decode_at_once(schedulers: int, options: argparse.Namespace) -> list[Window]:
-    """Measures all schedulers in the same time: each begins when the last one is ready."""
+    """Measures all schedulers at the same time, once the last one is ready."""
     scenario = Scenario("workers", "", WORKERS, options.running, options.speedup)
     ready = asyncio.Barrier(schedulers)
 
@@ -147,7 +147,7 @@ class Sharing:
         self._metrics = [free_port() for _ in range(schedulers)]
 
     def start(self, number: int) -> None:
-        """Starts a scheduler, for the first time or again."""
+        """Starts or restarts a scheduler."""
         words = ["scheduler", "--skip-tokenizer", "--share-workers", "--log-level=error"]
         words += [f"--workers=file:{self._folder}/workers", f"--grpc-port={free_port()}"]
         words += [f"--scheduler-metrics-port={self._metrics[number]}"]
@@ -222,7 +222,7 @@ def sharing(schedulers: int, workers: int) -> Iterator[Sharing]:
 
 
 def share(options: argparse.Namespace) -> list[Figure]:
-    """How long it takes until workers are shared again after each change, and what it costs."""
+    """The time until workers are shared again after each change, and its cost."""
     rows: list[Figure] = []
     for size in options.sizes.split(","):
         schedulers, workers = map(int, size.split("x"))
@@ -266,7 +266,7 @@ def resident(pid: int) -> int:
 
 
 def show(rows: list[Figure]) -> None:
-    """Prints figures as they come."""
+    """Prints figures as they arrive."""
     for row in rows:
         print(f"{row.name}: {row.value:,.3f} {row.unit}", flush=True)
 

@@ -1,8 +1,8 @@
-"""What the spans of one traced request cost the process that makes them.
+"""The cost of one traced request's spans for the process that makes them.
 
     python benchmarks/tracing_cost.py
 
-Spans are exported to an address where nothing listens, by a thread, as under load.
+A thread exports the spans, as under load, to an address where nothing listens.
 """
 
 import logging
@@ -38,7 +38,7 @@ def worker(traces: Traces) -> None:
 
 
 def seconds(work: Callable[[], None]) -> float:
-    """Mean CPU time of a call on this thread, the exporter's left out."""
+    """Mean CPU time of a call on this thread, without the exporter's."""
     began = time.thread_time()
     for _ in range(REQUESTS):
         work()
@@ -56,7 +56,7 @@ SEQUENCE = Sequence(
 
 def main() -> None:
     """Prints the times."""
-    logging.disable()  # the exporter says that nothing listens
+    logging.disable()  # the exporter logs that nothing listens
     tracing = Tracing("bench", "http://127.0.0.1:9", 1.0)
     traces = Traces(tracing)
     print(f"scheduler {1e6 * seconds(lambda: scheduler(tracing)):.0f} us a traced request")

@@ -1,6 +1,6 @@
 """Trains a byte-level BPE tokenizer on the text files of some folders.
 
-For measurements whose cost depends on a vocabulary, where no published tokenizer is at hand.
+For measurements whose cost depends on a vocabulary, if no published tokenizer is available.
 
     python benchmarks/train_tokenizer.py --entries 151643 --output DIR FOLDER...
 """

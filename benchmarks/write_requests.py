@@ -2,9 +2,9 @@
 
     python benchmarks/write_requests.py --model DIR --folder requests [--only single mixed256]
 
-DIR needs a config.json only. The files are what the first round of `benchmarks/serving.py` sends,
-and `long_context`, one request of 120,000 tokens in and 256 out. `pagewire bench offline
---requests FILE` and `peers/vllm/offline.py` run them.
+DIR needs only a config.json. The files are the requests of the first round of
+`benchmarks/serving.py`, and `long_context`, one request of 120,000 tokens in and 256 out.
+`pagewire bench offline --requests FILE` and `peers/vllm/offline.py` run them.
 """
 
 import argparse

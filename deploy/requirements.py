@@ -1,5 +1,5 @@
-"""Prints what pyproject.toml wants for the extras given, so that an image can install it in a layer
-of its own, which stays valid while only the source changes."""
+"""Prints the requirements in pyproject.toml for the given extras. An image installs them in a
+separate layer, which stays valid while only the source changes."""
 
 import sys
 import tomllib

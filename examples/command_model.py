@@ -17,9 +17,9 @@ READY = {"type": "ready", "input": "text", "output": "text", "honours": ["temper
 
 
 class Sequence:
-    """A text and its continuation, which depends on the prompt and the seed only.
+    """A text and its continuation, which depends only on the prompt and the seed.
 
-    After a failure the worker gives the output so far. It is generated again, and not sent.
+    After a failure the worker sends the output so far. It is generated again, but not sent.
     """
 
     def __init__(self, request: dict) -> None:

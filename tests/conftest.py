@@ -11,9 +11,8 @@ from hypothesis import settings
 # A shell that starts the tests in the background makes them and their children ignore SIGINT.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Locally every run has the same examples. CI explores new ones, and a failure prints the line that
-# reproduces it.
-# Without Hypothesis's limit of 200 ms an example, which a busy machine exceeds.
+# Local runs use the same examples each time. CI explores new ones; a failure prints the line that
+# reproduces it. Hypothesis's limit of 200 ms an example is off: a busy machine exceeds it.
 settings.register_profile("repeat", derandomize=True, deadline=None)
 settings.register_profile("explore", derandomize=False, print_blob=True, deadline=None)
 settings.load_profile("explore" if os.environ.get("CI") else "repeat")

@@ -1,11 +1,11 @@
-"""The tables of docs/api.md that say which fields and endpoints of OpenAI and vLLM work here.
+"""The tables of docs/api.md with the fields and endpoints of OpenAI and vLLM that work here.
 
     python tools/api_tables.py            writes them
     python tools/api_tables.py --check    exits with status 1 if they are not those of the code
 
-What works is read from the code: a field that a request's model declares works, and a route that
-the application has. `hints` and `refused` of the models say the rest. api_names.json has the names
-that OpenAI and vLLM document; those that only the code has are added.
+The states come from the code: a field works if a request's model declares it, and a route if the
+application has it. `hints` and `refused` of the models have the other states. api_names.json has
+the names that OpenAI and vLLM document; names that only the code has are added.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ COLUMNS = {
 # Names of OpenAI's API and of vLLM's server, as of November 2026. `fields` are by endpoint, several
 # in a string; `common` are those of chat and completions. `refused_by_checks` are fields that a
 # model declares and then refuses, each with a body that shows it. `endpoints` are in the table's
-# order; gateway/http/absent.py says what to do without those that are missing here.
+# order; gateway/http/absent.py has the advice for those that are missing here.
 NAMES = json.loads((Path(__file__).parent / "api_names.json").read_text(encoding="utf-8"))
 
 
@@ -94,7 +94,7 @@ def with_tables(page: str) -> str:
 
 
 def _states(path: str) -> dict[str, str]:
-    """The state of each field of an endpoint: its own, and those that OpenAI or vLLM have."""
+    """The state of each field of an endpoint: its own fields, and those of OpenAI and vLLM."""
     groups = [path, "common"] if path in (chat.PATH, completions.PATH) else [path]
     known = " ".join(text for group in groups for text in NAMES["fields"][group]).split()
     states = dict.fromkeys(known, "ignored")
@@ -107,7 +107,7 @@ def _states(path: str) -> dict[str, str]:
 
 
 def _objects(model: type[Strict], prefix: str) -> Iterator[tuple[str, type[Strict]]]:
-    """A model and those of the objects in it, each with the prefix of its fields."""
+    """A model and the models of its objects, each with the prefix of its fields."""
     yield prefix, model
     for name, field in model.model_fields.items():
         for inner, in_list in _inner_models(field.annotation, in_list=False):

@@ -42,7 +42,7 @@ def quantiles(metric: str) -> dict[str, str]:
 
 ROWS: dict[str, list[Panel]] = {
     "What clients see": [
-        Panel(  # of clients, without probes of readiness and scrapes
+        Panel(  # requests of clients, without readiness probes and scrapes
             "Requests by outcome",
             "reqps",
             {"{{outcome}}": rate(f'{G}_requests_total{{route=~"/v1/.+"}}', "outcome")},

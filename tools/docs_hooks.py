@@ -1,4 +1,4 @@
-"""Pages of the site that do not lie in docs/: pages of the repository's root, and the settings."""
+"""Pages of the site outside docs/: pages of the repository's root, and the settings."""
 
 import re
 from dataclasses import MISSING, fields
@@ -17,12 +17,12 @@ COMMANDS = {
     "pagewire worker": WorkerConfig,
     "pagewire simulated-worker": SimulatedWorkerConfig,
 }
-# Links to files that are no pages: they work in a checkout, and are plain text on the site.
+# Links to files that are not pages work in a checkout, and are plain text on the site.
 _NO_PAGE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+[^)]*\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are made here."""
+    """Add the generated pages."""
     for name in ROOT_PAGES:
         text = (ROOT / name).read_text().replace("](docs/", "](")
         for other in ROOT_PAGES:

@@ -1,4 +1,4 @@
-"""Generates shared/pagewire/v1 from protos/, or with --check says whether it is up to date."""
+"""Generates shared/pagewire/v1 from protos/, or with --check reports whether it is up to date."""
 
 import argparse
 import sys

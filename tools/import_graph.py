@@ -1,8 +1,8 @@
-"""Prints which room imports which, and fails where the rooms are too full or import in a circle.
+"""Prints the imports between rooms, and fails if a room is too full or imports form a circle.
 
-A room is a folder of modules. A module that stands at the root of a service, such as `server.py`,
-is a room of its own: it either puts the rooms together or is used by all of them. Rooms are printed
-from the top down, so that every import leads downwards.
+A room is a folder of modules. A module at the root of a service, such as `server.py`, is a separate
+room: it either combines the rooms or all rooms use it. Rooms are printed from the top down, so that
+every import leads downwards.
 """
 
 import ast
@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOTS = (Path("services"), Path("shared"))
 MAX_FILES = 16  # about fifteen modules and the package's docstring
-# Folders whose own modules are rooms: the services, and what they all share.
+# Folders whose own modules are rooms: the services, and their shared code.
 OPEN_FOLDERS = {
     "pagewire",
     "pagewire.cli",
@@ -63,7 +63,7 @@ def dotted(path: Path) -> str:
 
 
 def room_of(module: str, modules: dict[str, Path]) -> str:
-    """The room that a module stands in."""
+    """The room of a module."""
     if module not in modules or modules[module].name == "__init__.py":
         return module
     folder = module.rpartition(".")[0]
@@ -95,7 +95,7 @@ def python_files() -> dict[Path, int]:
 
 
 def short(room: str) -> str:
-    """A room's name without the package that holds everything."""
+    """A room's name without the top package."""
     return room.removeprefix("pagewire.")
 
 

@@ -1,13 +1,13 @@
-"""Makes .venv for `make`: what running needs, or what developers need too. Shows pip's progress.
+"""Makes .venv for `make`, with the packages for running or also those for developers.
 
     python tools/install.py run|dev [--torch REQUIREMENTS] [--torch-index URL] [--venv-flags FLAGS]
 
-Needs Python's standard library only. Ends with a marker file in .venv, which `make` looks at:
-`runnable` for running, `installed` for developers.
+Needs only Python's standard library, and shows pip's progress. Ends with a marker file in .venv,
+which `make` checks: `runnable` for running, `installed` for developers.
 
 On a machine without an NVIDIA GPU, torch comes from PyTorch's index of CPU builds, because the
-build at PyPI brings two gigabytes of CUDA. If that index cannot be reached, pip takes what it finds
-elsewhere.
+build at PyPI has two gigabytes of CUDA. If that index cannot be reached, pip uses its other
+indexes.
 """
 
 import argparse
@@ -27,7 +27,7 @@ MARKERS = {"run": "runnable", "dev": "installed"}
 EXTRAS = {"run": "all", "dev": "dev"}
 PURPOSES = {"run": "what running it needs", "dev": "what it and its developers need"}
 TIMEOUT_SECONDS = 5.0
-# pip says nothing while it copies files, which takes a minute for torch.
+# pip prints nothing while it copies files, which lasts a minute for torch.
 SILENT_SECONDS = 20.0
 
 NOT_LINUX = """Pagewire's services run on Linux; this is {system}. What works here:
@@ -36,7 +36,7 @@ NOT_LINUX = """Pagewire's services run on Linux; this is {system}. What works he
 
 
 def main() -> None:
-    """Installs, and says step by step what it does."""
+    """Installs, and prints each step."""
     given = parse_arguments()
     if platform.system() != "Linux":
         sys.exit(NOT_LINUX.format(system=describe_system(platform.system())))
@@ -61,7 +61,7 @@ def main() -> None:
 def torch_arguments(
     torch: str, index: str, gpu: bool, reachable: Callable[[], bool]
 ) -> tuple[list[str], str]:
-    """What pip gets to install torch, empty for nothing, and a sentence about it."""
+    """pip's arguments to install torch, empty for none, and a sentence about it."""
     requirements = shlex.split(torch)
     if not requirements:
         return [], "torch: the one that is there already"
@@ -75,7 +75,7 @@ def torch_arguments(
             f"{named}, from where pip looks: {index} cannot be reached. PyPI's build brings CUDA, "
             "about 2 GB; name another index of CPU builds with TORCH_INDEX="
         )
-    # An additional index: pip takes 2.13.0+cpu before 2.13.0, and triton from PyPI.
+    # An additional index: pip prefers 2.13.0+cpu to 2.13.0, and finds triton at PyPI.
     return ["--extra-index-url", index, *requirements], (
         f"{named}, the CPU build from {index}: there is no NVIDIA GPU"
     )
@@ -109,12 +109,12 @@ def is_reachable(index: str) -> bool:
 
 
 def describe_system(name: str) -> str:
-    """The name that users know."""
+    """The name of the index for users."""
     return {"Darwin": "macOS"}.get(name, name)
 
 
 def step(number: int, what: str) -> None:
-    """Says what is done now."""
+    """Prints the current step."""
     print(f"== {number} of 3: {what}", flush=True)
 
 

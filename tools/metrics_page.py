@@ -29,7 +29,7 @@ PAGE = Path(__file__).parents[1] / "docs/metrics.md"
 COMMAND = "python tools/metrics_page.py"
 BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
 
-# Of each process that Python runs; prometheus_client documents them.
+# Metrics of every Python process; prometheus_client documents them.
 _PYTHONS = ("process_", "python_")
 _METRICS = (MetricWrapperBase, StepCounter, StepHistogram)
 _SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum"), "gauge": ("",)}
@@ -37,10 +37,10 @@ _SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum"),
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A metric: what a scraper sees, and which process has it."""
+    """A metric as a scraper sees it, and the processes that have it."""
 
     process: str
-    name: str  # of a counter with _total, as in queries
+    name: str  # with _total for a counter, as in queries
     kind: str
     labels: tuple[str, ...]
     meaning: str
@@ -53,7 +53,7 @@ class Described:
 
 
 def described() -> list[Described]:
-    """All metrics of the processes, as they serve them."""
+    """All metrics of the processes, as served."""
     return asyncio.run(_described())
 
 
@@ -79,7 +79,7 @@ async def _described() -> list[Described]:
 
 
 def _of_registry(process: str, registry: CollectorRegistry) -> Iterator[Described]:
-    # The registry knows its collectors, but offers only their samples.
+    # The registry has its collectors, but offers only their samples.
     for collector in registry._collector_to_names:
         if isinstance(collector, MetricAliases):
             yield from _aliases(process, collector)
@@ -102,7 +102,7 @@ def _aliases(process: str, collector: MetricAliases) -> Iterator[Described]:
 
 
 def _labels_of(metric: MetricWrapperBase | StepCounter | StepHistogram) -> tuple[str, ...]:
-    """The names of its labels; those of steps have none."""
+    """The names of its labels; metrics of steps have none."""
     return tuple(metric._labelnames) if isinstance(metric, MetricWrapperBase) else ()
 
 

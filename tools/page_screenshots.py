@@ -1,4 +1,4 @@
-"""Takes the screenshots of docs/page.md from a running server, with some load of its own.
+"""Takes the screenshots of docs/page.md from a running server, with its own load.
 
 pagewire run --workers 2 --num-blocks 700 --playground
 python tools/page_screenshots.py http://127.0.0.1:8000 docs/images
@@ -60,7 +60,7 @@ def chat(page: Page, file: Path) -> None:
 
 
 def kill(page: Page, file: Path) -> None:
-    """A stream whose worker was killed a moment ago."""
+    """A stream whose worker was just killed."""
     page.click("#show-settings")
     page.check("#set-ignore_eos")
     page.fill("#set-max_tokens", "400")

@@ -4,10 +4,10 @@
         --max-model-len 131072 \
         [--long 120000] [--clients 32] [--requests 256] [--output FILE.jsonl]
 
-Takes every flag of `pagewire run`, and starts what that starts. Clients ask over HTTP as in
-`benchmarks/serving.py`: 470 tokens in, 256 out, each again when it has its answer. Then they do so
-once more, with other prompts, while another client asks one long prompt after the other, for one
-token each. The last line is the ratio of the two p99 of TPOT.
+Accepts every flag of `pagewire run`, and starts the same services. Clients send requests over HTTP
+as in `benchmarks/serving.py`: 470 tokens in, 256 out, one after the other. A second run uses other
+prompts, while another client sends one long prompt after the other, for one token each. The last
+line is the ratio of the two p99 of TPOT.
 """
 
 import asyncio
@@ -102,8 +102,8 @@ def main(
 async def ask_until(
     streams: "asyncio.Task[Any]", url: str, model: str, length: int, vocabulary: int
 ) -> list[float]:
-    """The seconds that each prompt of `length` tokens took, one after the other, while `streams`
-    run. The last one may end after them."""
+    """Returns the seconds of each prompt of `length` tokens, one after the other, while `streams`
+    run. The last prompt may end after them."""
     rng = random.Random(0)
     taken = []
     timeout = aiohttp.ClientTimeout(total=None)

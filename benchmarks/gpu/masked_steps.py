@@ -2,10 +2,10 @@
 
     python benchmarks/gpu/masked_steps.py --model DIR --load-format dummy --output FILE.jsonl
 
-Runs of both kinds are in turns, with steps sent four ahead. A first run of each warms up, so later
-ones find lexers that have learned. The ratio is of medians. `mask processes` is the CPU time that
-all of them take for a step. Ends with status 1 if an output is not allowed. DIR needs a config.json
-and a tokenizer only; the embedded model runs on a CPU.
+Runs of both kinds alternate, with steps sent four ahead. A first run of each warms up, so later
+runs use filled lexer caches. The ratio is of medians. `mask processes` is the CPU time of all mask
+processes for a step. Ends with status 1 if an output is not allowed. DIR needs only a config.json
+and a tokenizer; the embedded model runs on a CPU.
 """
 
 import argparse
@@ -43,7 +43,7 @@ AHEAD = 4  # steps
 def messages(
     rows: int, steps: int, prompt: int, block_size: int, constraint: pb.Constraint | None
 ) -> list[pb.Step]:
-    """A step that prefills `rows` slots, and `steps` steps in which they decode."""
+    """A step that prefills `rows` slots, and `steps` decode steps."""
     slots = list(range(rows))
     blocks = -(-(prompt + steps + 1) // block_size)
     first = pb.Step(
@@ -70,7 +70,7 @@ def messages(
 async def run(
     executor: StepExecutor, session: Session, steps: list[pb.Step]
 ) -> tuple[float, list[list[int]]]:
-    """Seconds a step, without the first quarter of them, and the tokens of each step."""
+    """Seconds a step, without the first quarter of the steps, and the tokens of each step."""
     times, tokens = [], []
     for step in steps[:AHEAD]:
         executor.step(session, step)

@@ -1,30 +1,30 @@
-"""The gain of drafts on a GPU: decode steps with and without them, the output forced to a text.
+"""The gain of drafts on a GPU: decode steps with and without drafts, with forced outputs.
 
     python benchmarks/gpu/speculation.py --model DIR [--clients 1 8 64] [--kinds chat] [--output F]
     python benchmarks/gpu/speculation.py --model DIR --recent 0 4 [--quantization fp8]
     python benchmarks/gpu/speculation.py --model DIR --draft-model DIR [--depths 0 1 3 5]
     python benchmarks/gpu/speculation.py --model DIR --eagle DIR [--depths 0 1 3 5]
 
-DIR needs a config.json only: the weights are random. Each token is drawn as usual, then replaced by
-the next one of a text (`--forced-texts`): all work is done, and drafts are right as often as in
-that text. Tokens are pieces of text: parts of names, numbers, signs. The texts are
+DIR needs only a config.json: the weights are random. Each token is drawn as usual, then replaced by
+the next token of a text (`--forced-texts`). So all work is done, and drafts are right as often as
+in that text. Tokens are pieces of text: parts of names, numbers, signs. The texts are
 
 - `code`: a function of Python's library with a name changed and lines commented, asked to be edited
 - `json`: persons in a text, as a list of objects
 - `chat`: prose of this repository's documentation, continued
-- `new`: tokens at random, none of which can be guessed
+- `new`: random tokens, which no drafter can guess
 
 One process plans, submits and reads steps two ahead, without scheduler and HTTP. It has a backend
-that drafts and one that does not, with the same weights and KV pool. Outputs are cut into parts,
-and the two backends take turns part by part, so both have the same clock and temperature. A ratio
-is the median over all parts. The KV of prompts is zeros, as no token depends on it.
+with drafts and one without, which share weights and KV pool. Outputs are cut into parts, and the
+two backends alternate part by part, so both have the same clock and temperature. A ratio is the
+median over all parts. The KV of prompts is zeros, because no token depends on it.
 
-With `--recent N` each client has had N other outputs of the same kind before, under its own salt.
+With `--recent N` each client has N earlier outputs of the same kind, under its own salt.
 
 With a draft model or an EAGLE head no text is forced, because random weights guess nothing right.
-What is measured is the time of steps with so many drafts of each sequence, over that of steps
-without drafter: the tokens that a sequence must get in a step, its drafts included, to gain. Its
-first `depth` drafts, each right with probability p, give 1 + p + ... + p^depth.
+The figure is the time of steps with `depth` drafts of each sequence over the time of steps without
+drafter. This is the number of tokens that a sequence needs in a step, drafts included, to gain. If
+each draft is right with probability p, `depth` drafts yield 1 + p + ... + p^depth tokens.
 """
 
 import argparse
@@ -97,7 +97,7 @@ CITIES = [
 
 @dataclass
 class Text:
-    """A prompt and what follows it, as token ids."""
+    """A prompt and its output, as token ids."""
 
     prompt: list[int]
     output: list[int]
@@ -105,7 +105,7 @@ class Text:
 
 @dataclass
 class Vocabulary:
-    """Ids of pieces, in the order in which they come first."""
+    """Ids of pieces, in the order of their first occurrence."""
 
     ids: dict[str, int] = field(default_factory=dict)
 
@@ -190,7 +190,7 @@ def all_texts() -> dict[str, list[Text]]:
 
 
 def write_texts(path: Path, texts: list[Text]) -> None:
-    """Writes the file of `--forced-texts`, which makes a worker give these outputs."""
+    """Writes the file of `--forced-texts`, which makes a worker return these outputs."""
     lines = [{"prompt_token_ids": text.prompt, "token_ids": text.output} for text in texts]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
@@ -224,7 +224,7 @@ class Run:
         forced: bool = True,
         before: list[list[Text]] | None = None,
     ) -> None:
-        """`forced`: whether the outputs are those of `texts`; `before` each of them came others."""
+        """`forced`: outputs are those of `texts`; `before`: earlier outputs of each slot."""
         self._backend, self._texts, self._forced = backend, texts, forced
         self._slots = Slots(backend.limits, None, backend.row_costs)
         self._number = 0
@@ -285,7 +285,7 @@ class Run:
         return planned.plan, self._backend.submit(planned.plan)
 
     def _take(self, plan: DevicePlan, handle: Any) -> int:
-        """Reads a step; returns how many tokens it gave."""
+        """Reads a step; returns its number of tokens."""
         outcome = self._backend.wait(handle)
         assert not outcome.failures
         self._slots.take(plan, outcome.tokens, outcome.taken, outcome.right)
@@ -299,7 +299,7 @@ class Run:
 
 
 def remember(outputs: SlotOutputs, before: list[list[Text]]) -> None:
-    """The outputs `before [slots]` have ended, each under the salt of its slot."""
+    """Records the ended outputs `before [slots]`, each under the salt of its slot."""
     for slot, texts in enumerate(before):
         for text in texts:
             outputs.start(slot, str(slot), np.array(text.prompt, np.int32))
@@ -377,9 +377,9 @@ def measure(
     rounds: int,
     recent: int,
 ) -> list[Figure]:
-    """Prints and returns the figures of all kinds of texts with so many clients.
+    """Prints and returns the figures of all kinds of texts with `clients` clients.
 
-    Each client has had so many `recent` outputs.
+    Each client has `recent` earlier outputs.
     """
     figures = []
     for kind, some in texts.items():
@@ -421,7 +421,7 @@ def measure_depths(
     clients: int,
     depths: list[int],
 ) -> list[Figure]:
-    """Prints and returns the times of steps with so many drafts of each sequence."""
+    """Prints and returns the times of steps by number of drafts of each sequence."""
     figures = []
     for depth in depths:
         with ExitStack() as stack:

@@ -4,8 +4,8 @@
 
 Kernels are timed in CUDA graphs that rotate over several KV caches, so that no call finds its keys
 and values in the L2 cache. With `--sweep` many schedules are timed at every point and the best ones
-are printed beside the configured one. A table comes last. What the kernels compute is held by
-`tests/kernels`, which runs on the GPU where there is one.
+are printed beside the configured one. A table follows at the end. `tests/kernels` checks the
+results of the kernels, on a GPU if one is available.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def copies_beyond_cache(size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A workload: what it computes, and the bytes or operations that bound it."""
+    """A workload: its computation, and the bytes or operations that bound it."""
 
     name: str
     bound: float  # bytes, or floating-point operations
@@ -139,7 +139,7 @@ def points() -> Iterator[Callable[[], Point]]:
 
 
 def sweep(kind: str) -> list[object]:
-    """Return schedules worth a try: the configured ones and what lies around them."""
+    """Return schedules to try: the configured ones and their neighbours."""
     if kind == "decode":
         loops = [(16, 1, 2), (32, 1, 2), (32, 2, 2), (64, 4, 2), (64, 4, 3), (128, 4, 2)]
         return [

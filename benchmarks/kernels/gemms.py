@@ -5,9 +5,9 @@
 
 For each GEMM of a layer and number of tokens: microseconds by torch, by the best algorithm that
 the library's heuristics name, and by the best that a worker tries, with its settings. `--search`
-goes on from the best ones, for so long a GEMM: it changes one setting of theirs after the other to
-each value that the library takes, and keeps what is faster. All are timed once on a few weights,
-the fastest then in a CUDA graph; the weights outgrow the L2 cache.
+continues from the best algorithms, for SECONDS for each GEMM. It sets one setting after the other
+to each value that the library accepts, and keeps faster ones. All algorithms are timed once on a
+few weights, then the fastest in a CUDA graph; the weights outgrow the L2 cache.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ from pagewire.worker.ops.cublas.gemm import (
 )
 
 DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
-# Of a layer, and whether they are added to what the output holds.
+# GEMMs of a layer, and whether they add to the output's old values.
 GEMMS = {"qkv": False, "o": True, "gate_up": False, "down": True}
 TOKENS = (32, 64, 96, 128, 160, 192, 224, 256, 384, 512)
-COPIES, ROTATED_BYTES = 6, 2**29  # weights of at least so many layers, and so large together
+COPIES, ROTATED_BYTES = 6, 2**29  # minimum number and total size of the weights
 FINALISTS = 6  # timed in graphs
 
 TOLERANCE = 6e-3  # of GEMMs in bfloat16
-CLEARLY = 0.99  # a time that is better is so many times the other
-SEARCHED_FROM = 3  # of the algorithms that the heuristics name
-# What is tried of each. cuBLAS 13.1 has tiles up to 634 and clusters up to 51; asked about a number
-# behind its last tile, it divides by zero.
+CLEARLY = 0.99  # a better time is at most this multiple of the other
+SEARCHED_FROM = 3  # number of algorithms that start a search
+# Values to try. cuBLAS 13.1 has tiles up to 634 and clusters up to 51; a query for a number after
+# its last tile divides by zero.
 TRIED = {
     "tile": range(1, 635),
     "cluster": range(56),
@@ -72,7 +72,7 @@ FLOAT32_PARTS = 2
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Microseconds of one GEMM; None where nothing was searched."""
+    """Microseconds of one GEMM; None without a search."""
 
     gemm: str
     tokens: int
@@ -87,7 +87,7 @@ class Row:
 
 
 class Timer:
-    """Times the GEMMs of one shape, each with every one of some weights."""
+    """Times the GEMMs of one shape, with several weights each."""
 
     def __init__(self, shape: Shape, weights: list[Tensor], scratch: Tensor) -> None:
         self.x = torch.randn(shape.tokens, shape.k, device=DEVICE, dtype=DTYPE)
@@ -97,17 +97,17 @@ class Timer:
         self._scratch = scratch
 
     def roughly(self, algorithm: Algorithm) -> float:
-        """Microseconds of one, as a worker times it."""
+        """Microseconds of one GEMM, timed as in a worker."""
         run = partial(multiply, algorithm=algorithm)
-        run(self.x, self._weights[0], self.out)  # loads what it launches
+        run(self.x, self._weights[0], self.out)  # loads its kernels
         return time_gemm(run, self.x, self._weights, self.out, self._scratch)
 
     def in_graph(self, run: Gemm) -> float:
-        """Microseconds of one, from a graph of one with each weight."""
+        """Microseconds of one GEMM, from a graph with one GEMM for each weight."""
         return graph_us([partial(run, self.x, weight, self.out) for weight in self._weights])
 
     def ranked(self, known: list[Algorithm]) -> list[Algorithm]:
-        """The fastest first, as far as a rough look tells."""
+        """The algorithms by rough timing, fastest first."""
         return sorted(known, key=self.roughly)
 
     def fastest(self, known: list[Algorithm]) -> tuple[float, Algorithm]:
@@ -118,7 +118,7 @@ class Timer:
         return times[best], finalists[best]
 
     def search(self, begin: list[Algorithm], seconds: float) -> Iterator[Algorithm]:
-        """What each of `begin` becomes until no single setting of it can be bettered any more."""
+        """Improves each of `begin` until no change of a single setting makes it faster."""
         for algorithm in begin:
             end = time.perf_counter() + seconds / len(begin)
             best, best_us, last = algorithm, self.roughly(algorithm), None
@@ -130,14 +130,14 @@ class Timer:
                             break
                         try:
                             us = self.roughly(other)
-                        except RuntimeError:  # the library refuses it only now
+                        except RuntimeError:  # the library may refuse only at launch
                             continue
                         if us < CLEARLY * best_us:
                             best, best_us = other, us
             yield best
 
     def check(self, algorithm: Algorithm) -> None:
-        """SystemExit if it does not compute what torch does."""
+        """SystemExit if its result differs from torch's."""
         results = []
         for run in (partial(multiply, algorithm=algorithm), self.by_torch):
             self.out.zero_()
@@ -149,7 +149,7 @@ class Timer:
 
 
 def row_of(name: str, shape: Shape, timer: Timer, seconds: float) -> Row:
-    """The algorithms of a shape, and those that a search finds in some time."""
+    """Times the algorithms of a shape, and those that a search finds within `seconds`."""
     named, tried = algorithms(shape), worth_trying(shape, (), DEVICE)
     named_us, _ = timer.fastest(named)
     best_us, best = timer.fastest(tried)
@@ -173,7 +173,7 @@ def row_of(name: str, shape: Shape, timer: Timer, seconds: float) -> Row:
 
 
 def changed(algorithm: Algorithm, setting: str, value: int) -> Algorithm | None:
-    """The same with another setting; None if the library does not take it, or it is no other."""
+    """A changed copy; None if the library does not accept the setting, or nothing changes."""
     changes = {setting: value}
     if setting == "split_k":
         changes["reduction"] = FLOAT32_PARTS if value > 1 else 0
@@ -183,7 +183,7 @@ def changed(algorithm: Algorithm, setting: str, value: int) -> Algorithm | None:
 
 
 def settings_of(algorithm: Algorithm) -> dict[str, int]:
-    """Its settings by name."""
+    """The settings of an algorithm by name."""
     found = {}
     for name, (number, kind) in SETTINGS.items():
         value, written = kind(), c_size_t()

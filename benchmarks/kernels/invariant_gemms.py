@@ -4,10 +4,10 @@
         [--tokens 1 2 4] [--output FILE]
 
 For each GEMM of a layer, the head, and number of tokens: microseconds by the kernels that a worker
-uses without `--batch-invariant` and with it, and by the fastest tiles of all that are tried. Each
-is timed in a CUDA graph over weights that outgrow the L2 cache, in which every kernel may begin
-before the one before it has ended. Tiles whose bits are not those of the reference order are
-errors, and are named. The last lines add up the layers and the head of a model.
+uses without `--batch-invariant` and with it, and by the fastest of all tried tiles. Each is timed
+in a CUDA graph over weights that outgrow the L2 cache; a kernel may begin before the previous one
+has ended. Tiles whose bits differ from the reference order are errors, and are named. The last
+lines add up the layers and the head of a model.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ OPERATIONS = {
     "down": "linear_add",
     "lm_head": "norm_linear",
 }
-# What tiles that do not fit the device raise, here or in the compiler.
+# Errors of tiles that do not fit the device, here or in the compiler.
 UNFIT = (triton.runtime.errors.OutOfResources, RuntimeError)
 
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """One GEMM with random inputs: as many weights as outgrow the cache, one of all others."""
+    """One GEMM with random inputs: enough weights to outgrow the cache, one of each other input."""
 
     operation: str
     x: Tensor  # [tokens, k]
@@ -67,7 +67,7 @@ class Gemm:
         return [partial(function, self.x, None, EPS, w, **options) for w in self.weights]
 
     def result(self, config: OrderedConfig | StreamConfig) -> Tensor:
-        """The result of the first weight, which leaves the residual as it is."""
+        """The result of the first weight; leaves the residual unchanged."""
         kept = self.residual.clone()
         out = self.calls(ordered, config=config)[0]().clone()
         self.residual.copy_(kept)

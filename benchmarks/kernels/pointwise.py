@@ -6,8 +6,8 @@
 Every figure is the median of CUDA graph replays; a graph runs a kernel on enough distinct weights
 or inputs to exceed the L2 cache many times. Each kernel is first compared with its reference. With
 `--tune` the linear kernels' configurations are searched by coordinate descent on the time of a
-step's linear layers, which is where the entries of `linear_config` come from. All figures go to
-the file, a summary to the terminal.
+step's linear layers; the entries of `linear_config` come from this search. All figures go to the
+file, a summary to the terminal.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from pagewire.worker.ops.triton.rowwise import activation, norm
 EPS = 1e-6
 DEVICE = torch.device("cuda")
 ROTATE_BYTES = 2**30
-# What a configuration that does not fit the device raises, here or in the compiler.
+# Errors of a configuration that does not fit the device, here or in the compiler.
 TOKENS = (1, 2, 4, 8, 16, 32, 64)
 UNFIT = (triton.runtime.errors.OutOfResources, RuntimeError)
 
@@ -69,7 +69,7 @@ class Model(Shapes):
 class Gemm:
     """One of the linear operations with the shape `[rows, k]` of its weight.
 
-    `folded`: the weight holds that of a norm in front of it.
+    `folded`: the weight includes that of the norm before it.
     """
 
     op: str
@@ -95,7 +95,7 @@ def relative_error(out: Tensor, expected: Tensor) -> float:
 
 
 class Inputs:
-    """Inputs of one product: as many weights as exceed the cache, one vector of each other."""
+    """Inputs of one product: enough weights to exceed the cache, one vector of each other input."""
 
     def __init__(self, shape: Gemm, tokens: int, copies: int | None = None) -> None:
         copies = copies or max(3, -(-ROTATE_BYTES // shape.bytes))
@@ -124,7 +124,7 @@ class Inputs:
 
 
 class CublasPath:
-    """The same operations from cuBLAS and this project's pointwise kernels."""
+    """The same operations by cuBLAS and this project's pointwise kernels."""
 
     @staticmethod
     def norm_linear(x: Tensor, g: Tensor | None, eps: float, weight: Tensor) -> Tensor:
@@ -177,7 +177,7 @@ SKINNY = (
 
 
 def warm(task: tuple[Gemm, int, Config]) -> None:
-    """Compile one configuration into the cache on disk; runs in a process of its own."""
+    """Compile one configuration into the cache on disk; runs in its own process."""
     shape, tokens, config = task
     small = Gemm(shape.op, shape.k, 512)
     inputs = Inputs(small, tokens, copies=1)
@@ -189,7 +189,7 @@ def warm(task: tuple[Gemm, int, Config]) -> None:
 
 
 def warm_all(token_counts: list[int]) -> None:
-    """Compile in parallel what `tune` will time."""
+    """Compile in parallel the configurations that `tune` times."""
     tasks = {}
     for model, tokens in product((QWEN, LLAMA), token_counts):
         for shape in model.gemms.values():
@@ -323,7 +323,7 @@ class Tuner:
         self.table: dict[tuple[int, int], Config | None] = {}
 
     def microseconds(self, tokens: int) -> float:
-        """Time a step with the kernels of `table` in the place of the shipped table's."""
+        """Time a step with the kernels of `table` instead of the shipped table's."""
         shipped, linear.linear_config = linear.linear_config, self._look_up
         try:
             return graph_us([lambda: self.decoder.step(tokens, attention=False)])
@@ -354,7 +354,7 @@ class Tuner:
 
 
 def sorted_top_p(logits: Tensor, p: float) -> Tensor:
-    """Top-p by sorting, without leaving the device: what the pivot search stands against."""
+    """Top-p by sorting on the device: the baseline of the pivot search."""
     ordered, ids = logits.float().sort(-1, descending=True)
     mass = ordered.softmax(-1)
     ordered.masked_fill_(mass.cumsum(-1) - mass > p, -torch.inf)
@@ -458,7 +458,7 @@ UNITS |= {"tb_s": "TB/s", "table_tb_s": "TB/s", "equal_to_twin": "ratio"}
 
 
 def figures(result: dict) -> Iterator[Figure]:
-    """What was measured, named by what it was measured at."""
+    """The measurements, named by their workload."""
     for name in ("copy_tb_s", "read_tb_s"):
         yield Figure(name.removesuffix("_tb_s"), result[name], "TB/s")
     for name, error in result.get("errors", {}).items():
@@ -471,7 +471,7 @@ def figures(result: dict) -> Iterator[Figure]:
 
 
 def print_summary(result: dict) -> None:
-    """Print what of the result there is."""
+    """Print the available parts of the result."""
     empty: dict = {name: [] for name in ("pointwise", "sampling", "products", "steps", "tuned")}
     result = empty | {"errors": None} | result
     print(f"copy {result['copy_tb_s']:.2f}, read {result['read_tb_s']:.2f} TB/s")

@@ -2,10 +2,10 @@
 
     PYTHONPATH=services:shared python3 benchmarks/kernels/prefill_hopper.py [--output FILE]
 
-Each of them reads a plain cache and one in FP8. Each kernel is captured in a CUDA graph, and the
-graphs are replayed in turns, first one and then the other in front: a GPU at its power limit is
-slower for whatever comes later. Rates are medians in TFLOP/s of the scores that the causal mask
-leaves. Results of both kernels from the same cache are compared.
+Both kernels read a plain cache and one in FP8. Each kernel is captured in a CUDA graph. The graphs
+are replayed in turns, and the first place alternates, because a GPU at its power limit slows the
+later graph. Rates are medians in TFLOP/s of the scores that the causal mask leaves. Results of both
+kernels from the same cache are compared.
 """
 
 from __future__ import annotations

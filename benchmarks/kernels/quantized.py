@@ -3,10 +3,10 @@
     PYTHONPATH=services:shared python3 benchmarks/kernels/quantized.py --model llama-3.1-8b \
         [--tokens 1 8 32 ...] [--formats FP8 "4 bits" ...] [--output FILE]
 
-For each matrix of a layer, format and number of tokens: microseconds of the kernel that a worker
-takes, of the plain kernel with the fastest of the tiles that are tried, and of a plain product.
-Calls run in a CUDA graph, one with each of several weights, which outgrow the L2 cache. Tiles that
-do not fit the multiprocessor are left out.
+For each matrix of a layer, format and number of tokens: microseconds of the worker's kernel, of the
+plain kernel with the fastest of the tried tiles, and of a plain product. Calls run in a CUDA graph,
+one with each of several weights, which outgrow the L2 cache. Tiles that do not fit the
+multiprocessor are left out.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ROTATED_BYTES = 2**29
 
 
 def tried(tokens: int) -> Iterator[Tiles]:
-    """The tiles that may suit so many tokens."""
+    """The tiles that may suit this many tokens."""
     widths = [width for width in (16, 32, 64, 128, 256) if width < 2 * max(tokens, 16)]
     for rows, width, warps, stages in itertools.product(
         (64, 128), widths, (4, 8), (2, 3, 4, 5, 6, 8)

@@ -1,4 +1,4 @@
-"""Draw the offline throughput relative to vLLM, from the rows of both.
+"""Draw the offline throughput relative to vLLM, from the rows of both engines.
 
     python benchmarks/peers/plot_offline.py [--output FILE.svg]
 

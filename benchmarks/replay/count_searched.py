@@ -1,10 +1,10 @@
-"""How many tokens the steps of a GPU get, by how many tokens of recent outputs are searched.
+"""Tokens in each step on a GPU, by the number of searched tokens of recent outputs.
 
     python benchmarks/replay/count_searched.py [--texts FILE] [--kind extract] [--drafts 7]
 
-The texts are answered one after the other under one salt, in steps with so many drafts, by the
-operation of plain torch that the kernel is compared with. The first four texts only become recent
-outputs. `--texts` is a file of `write_texts.py`, better with more texts than it has by default.
+The texts are answered one after the other under one salt, in steps with `--drafts` drafts, by the
+kernel's reference in plain torch. The first four texts only become recent outputs. `--texts` is a
+file of `write_texts.py`; more texts than its default give better figures.
 """
 
 import argparse
@@ -26,7 +26,7 @@ FIRST_COUNTED = 4
 
 
 def history(prompt: Int32Array, length: int, recent: Int32Array, drafts: int) -> TokenHistory:
-    """A sequence behind its prompt, of which the last token is drawn by the first step."""
+    """A sequence after its prompt; a first step draws the last prompt token."""
     rows = np.concatenate((recent, prompt[:-1], np.zeros(length + 1, np.int32)))
     one = torch.zeros(2, dtype=torch.int32)
     held = TokenHistory(
@@ -45,7 +45,7 @@ def history(prompt: Int32Array, length: int, recent: Int32Array, drafts: int) ->
 
 
 def take(held: TokenHistory, following: Int32Array, drafts: int) -> int:
-    """A step that draws the first of `following`; how many it gives."""
+    """Runs a step that draws the first of `following`; returns its number of tokens."""
     count = 1 + min(drafts, int(held.guessed[0]), len(following) - 1)
     places = torch.arange(count, dtype=torch.int32)
     drawn = torch.from_numpy(following[:count].copy())

@@ -1,9 +1,9 @@
-"""Draw which drafts were right on recorded texts, by kind of text and drafter.
+"""Draw the share of right drafts on recorded texts, by kind of text and drafter.
 
     python benchmarks/replay/plot_acceptance.py [--rows FILE] [--output FILE.svg]
 
 The rows are those of `pagewire bench speculative --output`, with one client. A bar is all drafts of
-a kind of text; its dark parts are those that were right, by drafter.
+a kind of text; its dark parts are the accepted drafts, by drafter.
 """
 
 import argparse
@@ -21,7 +21,7 @@ WIDTH, ROW, LEFT, RIGHT, TOP = 720, 34, 170, 640, 52
 
 
 def counts(path: Path) -> dict[tuple[str, str], dict[str, tuple[float, float]]]:
-    """Drafts and right ones by drafter, for each kind of text and mode."""
+    """Drafts and accepted drafts by drafter, for each kind of text and mode."""
     found: dict[tuple[str, str], dict[str, dict[str, float]]] = defaultdict(
         lambda: defaultdict(dict)
     )

@@ -19,11 +19,11 @@ from pagewire.models import resolve_model
 LENGTH = 128  # tokens of a row
 ROWS = 16  # of a batch
 RATE = 1e-3
-SEED = 7  # another one than that of the embedded model's texts
+SEED = 7  # differs from the seed of the embedded model's texts
 
 
 def rows_of(tokenizer: Tokenizer, count: int) -> torch.Tensor:
-    """`[rows, LENGTH]` token ids of `count` documents, one behind the other."""
+    """`[rows, LENGTH]` token ids of `count` documents, one after the other."""
     tokens: list[int] = []
     for document in documents(SEED, 0, count):
         tokens += tokenizer.encode(render(document), add_special_tokens=False).ids

@@ -1,15 +1,15 @@
-"""Write the texts of `pagewire bench speculative`: prompts, and what a good model would answer.
+"""Write the texts of `pagewire bench speculative`: prompts, and the answers of a good model.
 
     python benchmarks/replay/write_texts.py [--output FILE] [--each 8] [--kinds edit extract]
 
 Everything is made here, under free licences. `edit` takes pairs of functions of Python's standard
-library (PSF licence): they change places, one name of each is another one, and one has a new line;
-the prediction is the code as it was. `extract` are records in sentences, which become JSON. `quote`
-asks for two passages of docstrings of the standard library. `chat` is prose of our decisions,
-of which the prompt says nothing: the worst case, because nothing repeats.
+library (PSF licence): the functions are swapped, one name in each is replaced, and one gets a new
+line; the prediction is the original code. `extract` are records in sentences, which become JSON.
+`quote` asks for two passages of docstrings of the standard library. `chat` is prose of our
+decisions, which the prompt does not contain: the worst case, because nothing repeats.
 
-`--each` writes more texts of a kind, as far as there are some. The order is fixed, and the same
-Python version writes the same file.
+`--each` sets the number of texts of a kind, if enough are available. The order is fixed, and the
+same Python version writes the same file.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def functions() -> Iterator[str]:
 
 
 def variable(code: str) -> str | None:
-    """The local name or argument with four letters or more that the code has most often."""
+    """The most frequent local name or argument with four letters or more."""
     function = ast.parse(code).body[0]
     assert isinstance(function, ast.FunctionDef)
     local = {arg.arg for arg in function.args.args} | {

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # Runs Envoy with the given arguments. On SIGTERM it drains, and ends once no request is open:
-#   1. For DRAIN_SECONDS it still takes connections, and closes each after its answer, so that
+#   1. For DRAIN_SECONDS it still accepts connections, and closes each after its answer, so that
 #      clients and load balancers go elsewhere.
-#   2. It takes no new connection. Open requests have DRAIN_TIMEOUT seconds to end.
-# ADMIN_PORT is that of the admin interface in the configuration. Needs bash, no HTTP client.
+#   2. It accepts no new connection. Open requests have DRAIN_TIMEOUT seconds to end.
+# ADMIN_PORT is the port of the admin interface in the configuration. Needs bash, no HTTP client.
 set -u
 drain_seconds=${DRAIN_SECONDS:-2}
 drain_timeout=${DRAIN_TIMEOUT:-30}
 admin_port=${ADMIN_PORT:-9901}
 
-# Prints Envoy's answer to a request at its admin interface: METHOD PATH.
+# Prints Envoy's answer to METHOD PATH at its admin interface.
 admin() {
   exec 3<>"/dev/tcp/127.0.0.1/$admin_port" || return 1
   printf '%s %s HTTP/1.1\r\nHost: envoy\r\nContent-Length: 0\r\nConnection: close\r\n\r\n' "$1" "$2" >&3
@@ -17,7 +17,7 @@ admin() {
   exec 3>&-
 }
 
-# How many requests are open.
+# Prints the number of open requests.
 open_requests() {
   local total=0 value
   while read -r value; do

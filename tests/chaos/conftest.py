@@ -13,10 +13,10 @@ from support.processes.shared_fleet import SharedFleet
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared_fleet(is_full_size: bool) -> AsyncIterator[SharedFleet]:
-    """For tests whose event loop is that of their module.
+    """A fleet for tests that use their module's event loop.
 
-    In a small run, which has other tests beside it, steps are so long that streams leave two cores
-    some time.
+    A small run has other tests beside it, so its steps are long: streams leave some time of two
+    cores.
     """
     shared = SharedFleet(SIMULATED if is_full_size else (*SIMULATED, "--speedup=0.05"))
     try:

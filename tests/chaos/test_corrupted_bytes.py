@@ -22,7 +22,7 @@ CORRUPT = r"pagewire_corrupt_messages_total.*"
 
 @pytest.fixture
 def seconds(is_full_size: bool) -> float:
-    """How long bytes change."""
+    """Seconds during which bytes change."""
     return FAULT_SECONDS if is_full_size else SMALL_FAULT_SECONDS
 
 
@@ -93,7 +93,7 @@ async def test_corrupted_bytes_do_not_change_the_real_models_answers(seconds: fl
 
 
 async def test_answers_change_without_checksums(requests: int, seconds: float) -> None:
-    """The tests above are of use: without checksums they would fail."""
+    """A negative control: without checksums the tests above would fail."""
     rng, asked = random.Random(seed()), questions(requests)
     program = (str(Path(support.processes.without_checksums.__file__)),)
     async with running_fleet(workers=4, schedulers=2, program=program) as fleet:

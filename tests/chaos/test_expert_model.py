@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.asyncio(loop_scope="module")]
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with 7 experts and a shared one, and the tokenizer of the embedded model."""
     folder, embedded = tmp_path_factory.mktemp("model"), resolve_model(EMBEDDED)
-    # Small weights: last bits depend on the batch, and large logits would differ by more.
+    # Small weights: last bits depend on the batch, and large logits would differ more.
     sizes = {"num_experts": 7, "initializer_range": 0.1}
     save_model(folder, "qwen2-moe", vocab_size=read_model_config(embedded).vocab_size, **sizes)
     for name in ("tokenizer.json", "tokenizer_config.json"):

@@ -30,7 +30,7 @@ SIMULATED_SLOWLY = (*SIMULATED, "--speedup=0.1")
 
 @pytest.fixture(autouse=True)
 def _quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The supervisor waits at most a second before it starts a process again."""
+    """The supervisor waits at most a second before it restarts a process."""
     monkeypatch.setattr("pagewire.cli.launch.supervisor.MAX_RESTART_DELAY", 1.0)
 
 
@@ -78,7 +78,7 @@ async def test_only_the_fatal_requests_fail(
             workers,
             schedulers,
             gateways=2,
-            # Requests may wait for long while a suspected one runs alone.
+            # Requests may wait long while a suspect runs alone.
             scheduler_flags=("--step-timeout=3", "--max-waiting-seconds=inf"),
             worker_command=(*SIMULATED_SLOWLY, "--step-timeout=3"),
             failing=victim,
@@ -105,8 +105,8 @@ async def test_only_the_fatal_requests_fail(
             assert answer.status_code == 500, (answer.text, fleet.log[-60:])
             assert f"{victim}s in a row were lost" in answer.json()["error"]["message"]
         ends = sum(f"{victim}-" in line and "starting it again" in line for line in fleet.log)
-        # Each fails with other requests first, then alone. Of two, one can spoil the other's
-        # attempts alone.
+        # Each fails with other requests first, then alone. One of two can void the other's attempts
+        # alone.
         each = 4 if victim == "worker" else 5
         allowed = each if len(fatal) == 1 else 2 * each + 2 * 3
         assert ends <= allowed, "\n".join(fleet.log)

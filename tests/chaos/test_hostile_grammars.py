@@ -1,4 +1,4 @@
-"""Grammars that are meant to take long delay no other client's stream, and no event loop."""
+"""Grammars with long compilations delay no other client's stream, and no event loop."""
 
 import asyncio
 import json
@@ -69,7 +69,7 @@ async def test_hostile_grammars_delay_nobody() -> None:
 
 
 async def _faults(fleet: Any, session: aiohttp.ClientSession, url: str) -> list[str]:
-    """What went wrong while hostile grammars came beside a stream."""
+    """The faults while hostile grammars arrive beside a stream."""
     stream = Stream()
     running = asyncio.create_task(stream.run(session, url))
     await asyncio.sleep(3)

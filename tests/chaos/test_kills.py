@@ -29,12 +29,12 @@ from support.waiting import eventually
 pytestmark = [pytest.mark.chaos, pytest.mark.asyncio(loop_scope="module")]
 
 GENERATED_TOKENS = "pagewire_scheduler_output_tokens_total"
-PAUSED_SECONDS = 12.0  # more than twice the time until peers notice a pause
+PAUSED_SECONDS = 12.0  # more than twice the time until peers detect a pause
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def want(shared_fleet: SharedFleet, requests: int) -> list[Answer]:
-    """The answers without faults, which are those of every fleet."""
+    """The answers without faults, the same for every fleet."""
     fleet = await shared_fleet.get(workers=4, schedulers=2, gateways=2)
     return await undisturbed(fleet, questions(requests))
 
@@ -42,7 +42,7 @@ async def want(shared_fleet: SharedFleet, requests: int) -> list[Answer]:
 async def run_with_kills(
     fleet: Fleet, want: list[Answer], name: str, kills: list[tuple[float, str]]
 ) -> None:
-    """Kills processes when a share of the requests is done; checks the answers to all of them."""
+    """Kills processes when a share of the requests is done; checks all answers."""
     asked = questions(len(want))
     workers = len(fleet.names("worker"))
     load = Load(fleet.urls, asked, CLIENTS)
@@ -67,7 +67,7 @@ async def test_a_worker_and_then_a_scheduler_are_killed(
 async def test_rolling_restart(
     shared_fleet: SharedFleet, want: list[Answer], is_full_size: bool
 ) -> None:
-    """One process after the other gets SIGTERM, the next when the one before is ready again."""
+    """One process after the other gets SIGTERM, once the previous one is ready again."""
     asked = questions(len(want))
     fleet = await shared_fleet.get(workers=4, schedulers=2, gateways=2)
     load = Load(fleet.urls, asked, CLIENTS, endless=True)
@@ -111,7 +111,7 @@ async def test_the_only_worker_is_killed_and_returns(
 async def test_a_new_scheduler_takes_over_in_under_a_second(shared_fleet: SharedFleet) -> None:
     """A new scheduler serves the running worker within a second after it listens.
 
-    The start of the process before that is not counted: it depends on the machine.
+    The start of the process is not counted: it depends on the machine.
     """
     asked = questions(8)
     fleet = await shared_fleet.get(workers=1)
@@ -146,7 +146,7 @@ async def test_the_only_scheduler_is_killed_and_returns(
 async def test_a_process_is_paused_and_continues(
     shared_fleet: SharedFleet, want: list[Answer], victim: str, schedulers: int
 ) -> None:
-    """Other processes take over its requests; what it sends after the pause is ignored."""
+    """Other processes take over its requests; its messages after the pause are ignored."""
     asked = questions(len(want))
     fleet = await shared_fleet.get(workers=2, schedulers=schedulers)
     load = Load(fleet.urls, asked, CLIENTS, endless=True)
@@ -168,7 +168,7 @@ async def test_a_process_is_paused_and_continues(
 async def test_only_the_request_that_ends_schedulers_fails() -> None:
     """A scheduler is killed each time it gets one request, while another request runs."""
     slow = (*SIMULATED, "--speedup=0.05")
-    chunks = ("--max-num-batched-tokens=64",)  # a long prompt needs a second to its first token
+    chunks = ("--max-num-batched-tokens=64",)  # a long prompt needs a second until its first token
     fatal = {"prompt": list(range(10, 1910)), "max_tokens": 5, "ignore_eos": True}
     other = {"prompt": [3, 4, 5], "max_tokens": 300, "ignore_eos": True, "seed": 1}
     async with (
@@ -178,7 +178,7 @@ async def test_only_the_request_that_ends_schedulers_fails() -> None:
         want = (await http.post("/v1/completions", json=other)).json()
         generated = fleet.metric("scheduler-0", GENERATED_TOKENS)
         running = asyncio.create_task(http.post("/v1/completions", json=other))
-        # The other request needs a token: the log tells the two apart by that.
+        # The other request gets a token, so that the log distinguishes the two.
         while fleet.metric("scheduler-0", GENERATED_TOKENS) == generated:
             await asyncio.sleep(0.05)
         failing = asyncio.create_task(http.post("/v1/completions", json=fatal))

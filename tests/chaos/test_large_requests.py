@@ -28,13 +28,13 @@ from support.processes.fleet_checks import report_loop_lag
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1800)]
 
 QUIET_SECONDS = 4.0
-SETTLE_SECONDS = 0.05  # effects that come this late still count
+SETTLE_SECONDS = 0.05  # effects up to this late still count
 MAX_BLOCKED = 0.05
-LONGER_PAUSE = 0.1  # than the longest wait of the quiet time
-# A costly request delays others each time. A host that takes a virtual CPU away does so at random,
-# and a process cannot tell that from a long call.
+LONGER_PAUSE = 0.1  # more than the longest wait of the quiet time
+# A costly request delays others each time. A host takes virtual CPUs away at random; a process
+# cannot distinguish that from a long call.
 ATTEMPTS = 3
-MAX_STRAY = 1 / 20  # of all requests, those that may delay others once
+MAX_STRAY = 1 / 20  # share of all requests that may delay others once
 AT_ONCE = 4
 MAX_MEMORY = 256 << 20  # growth of a service
 WORKER = (*(flag for flag in SIMULATED if "speedup" not in flag), "--speedup=0.1")
@@ -44,14 +44,14 @@ SCHEDULER = ("--max-num-batched-tokens=256", "--max-waiting-seconds=60")
 
 @dataclass(frozen=True)
 class Quiet:
-    """The longest waits that are allowed, derived from the waits of a quiet time."""
+    """The longest allowed waits, derived from the waits of a quiet time."""
 
     gap: float
     answer: float
 
     @classmethod
     def of(cls, background: BackgroundLoad) -> "Quiet":
-        """From the waits so far."""
+        """Returns limits from the waits so far."""
         return cls(_allowed(background.gaps), _allowed(background.answers))
 
 
@@ -62,7 +62,7 @@ def _allowed(quiet: list[Wait]) -> float:
 
 @dataclass(frozen=True)
 class Span:
-    """The waits in a span of time; `stalled` is how many seconds the machine was stalled."""
+    """The waits in a span of time; `stalled`: seconds for which the machine was stalled."""
 
     background: BackgroundLoad
     began: float
@@ -92,7 +92,7 @@ class Span:
 
 @dataclass
 class Experiment:
-    """Sends requests beside the background load; `faults` lists what was wrong."""
+    """Sends requests beside the background load; `faults` lists the errors."""
 
     fleet: Fleet
     background: BackgroundLoad
@@ -116,7 +116,7 @@ class Experiment:
         self.faults += tries[-1]
 
     def check(self) -> None:
-        """AssertionError if something was wrong."""
+        """AssertionError if there are faults."""
         faults = [*self.faults, *self.background.faults]
         assert not faults, "\n".join(faults)
         assert len(self.stray) <= MAX_STRAY * self.sent, "\n".join(self.stray)
@@ -138,7 +138,7 @@ class Experiment:
         stalled = sum(self.lags.at_most(before, "machine").values())
         span = Span(self.background, began, ended, stalled)
         blocked = self.lags.at_least(before, "loop")
-        all_blocked = min(blocked.values())  # then the machine had no CPU for any of them
+        all_blocked = min(blocked.values())  # the machine had no CPU for any of them
         faults = [
             f"{request.name}: {fault}"
             for request, outcome in zip(sent, outcomes, strict=True)
@@ -181,7 +181,7 @@ class Experiment:
         )
 
     async def _lags_when_back(self, pids: dict[str, int]) -> LoopLags:
-        """The loop lags, once the fleet has as many processes as before."""
+        """The loop lags, once the fleet has its processes again."""
         async with asyncio.timeout(60):
             while True:
                 with contextlib.suppress(OSError, KeyError):  # it is starting

@@ -1,5 +1,5 @@
-"""Bounds of the pauses of streams: the time to notice a fault, to start the process again and to
-compute its sequences again.
+"""Bounds of the pauses of streams: the time to detect a fault, to restart the process and to
+recompute its sequences.
 
 A start is timed under the same load, right before the faults.
 """
@@ -30,12 +30,12 @@ pytestmark = [pytest.mark.chaos, pytest.mark.asyncio(loop_scope="module")]
 Faults = Callable[[Load], Awaitable[None]]
 
 ROUNDS, SMALL_ROUNDS = 4, 2
-# Steps that are computed again and late polls: a busy machine adds to each part.
+# Recomputed steps and late polls: a busy machine adds to each part.
 SLACK_SECONDS = 2.0
 NOTICE_SECONDS = (SILENT_HEARTBEATS + 1) * HEARTBEAT_SECONDS
-# A connection is tried again after at most half a second. Here no name has to be resolved.
+# A connection is retried after at most half a second. No name has to be resolved here.
 RECONNECT_SECONDS = 0.5
-# A model for which copies of blocks are worth it, with memory for about half of its clients.
+# A model with worthwhile copies of blocks, and memory for about half of its clients.
 HOST_MEMORY = (
     "simulated-worker",
     "--profile=h200-llama-3.1-8b",
@@ -48,12 +48,12 @@ HOST_MEMORY = (
 
 @pytest.fixture
 def rounds(is_full_size: bool) -> int:
-    """How often each fault comes. Two rounds differ in who is hit, or in the fault."""
+    """The number of rounds of each fault. Rounds differ in the victim or the fault."""
     return ROUNDS if is_full_size else SMALL_ROUNDS
 
 
 async def start_seconds(worker: tuple[str, ...]) -> float:
-    """How many seconds a new worker process needs until it serves."""
+    """Seconds until a new worker process serves."""
     with tempfile.TemporaryDirectory(prefix="pagewire-") as folder:
         address = f"unix:{folder}/worker.sock"
         command = (sys.executable, *PROGRAM, *worker, f"--worker-address={address}")
@@ -68,7 +68,7 @@ async def start_seconds(worker: tuple[str, ...]) -> float:
 
 
 async def until_ready(fleet: Fleet, workers: int) -> None:
-    """Waits until schedulers have so many ready workers."""
+    """Waits until the schedulers have `workers` ready workers."""
     async with asyncio.timeout(60):
         while True:
             loads = await fleet.loads()
@@ -82,8 +82,8 @@ async def under_load(
 ) -> tuple[float, float]:
     """Checks the answers to a load with faults.
 
-    Returns by how many seconds its longest pause exceeds that of an undisturbed run, and how long
-    a new `worker` took to start, 0 without one.
+    Returns the seconds by which its longest pause exceeds that of an undisturbed run, and the
+    start time of a new `worker`, 0 without one.
     """
     want = await undisturbed(fleet, asked)
     load = Load(fleet.urls, asked, CLIENTS, endless=True)
@@ -102,7 +102,7 @@ async def under_load(
 
 
 async def test_a_worker_is_killed_while_another_drains(requests: int, rounds: int) -> None:
-    """No worker takes new sequences until one of the two has started again."""
+    """No worker accepts new sequences until one of the two has restarted."""
     asked = questions(requests)
     async with running_fleet(workers=2) as fleet:
 
@@ -123,7 +123,7 @@ async def test_a_worker_is_killed_while_another_drains(requests: int, rounds: in
 
 
 async def test_workers_are_killed_while_they_copy_blocks(requests: int, rounds: int) -> None:
-    """The blocks in host memory are lost too, and are computed again."""
+    """The blocks in host memory are lost too, and are recomputed."""
     asked = questions(requests)
     patient = ("--max-waiting-seconds=60",)
     async with running_fleet(1, worker_command=HOST_MEMORY, scheduler_flags=patient) as fleet:
@@ -149,7 +149,7 @@ async def test_workers_are_killed_while_they_copy_blocks(requests: int, rounds: 
 async def test_connections_are_cut_frozen_and_slow(
     shared_fleet: SharedFleet, requests: int, rounds: int, at_once: int
 ) -> None:
-    """A stream waits until each fault on its path is noticed, and continues on another path."""
+    """A stream waits until each fault on its path is detected, and continues on another path."""
     seed = int(os.environ.get("CHAOS_SEED", random.randrange(1000)))
     print(f"\nseed {seed}; repeat with CHAOS_SEED={seed}")
     rng, asked = random.Random(seed), questions(requests)

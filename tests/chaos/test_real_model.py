@@ -49,7 +49,7 @@ async def test_answers_equal_those_of_an_undisturbed_run(
     await run_with_fault(two_workers, asked, undisturbed_answers, victim, number)
 
 
-# Between two numbers of FP8 the last bits decide, which depend on the batch.
+# The last bits, which depend on the batch, decide between two FP8 numbers.
 @pytest.mark.parametrize(
     ("flags", "tolerance"),
     [((), 1e-4), (("--kv-cache-dtype=fp8",), 0.05)],

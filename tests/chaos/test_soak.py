@@ -30,9 +30,9 @@ from support.processes.fleet_checks import (
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(0)]
 
 WORKERS = 4
-# Processes are sampled this often, and their memory counts as warm after this time.
+# Seconds between samples of processes, and seconds after which their memory counts as warm.
 SAMPLE_SECONDS, WARM_SECONDS = 5.0, 30.0
-# Growth that is no leak: arenas, caches, connections that are about to close.
+# Growth without a leak: arenas, caches, connections that are about to close.
 MEMORY_FACTOR, MEMORY_SLACK = 1.1, 12 << 20
 DESCRIPTOR_SLACK = 24
 TASK_SLACK = 4  # a health check or a connection that is about to end
@@ -111,7 +111,7 @@ def leaked(before: dict[str, OpenWork], after: dict[str, OpenWork]) -> list[str]
 async def settled(
     fleet: Fleet, before: dict[str, OpenWork], seconds: float = 10.0
 ) -> dict[str, OpenWork]:
-    """The open work once nothing has leaked, or after so many seconds."""
+    """The open work once nothing leaks, or after `seconds`."""
     deadline = time.monotonic() + seconds
     while leaked(before, after := OpenWork.of_fleet(fleet)) and time.monotonic() < deadline:
         await asyncio.sleep(0.2)

@@ -1,4 +1,4 @@
-"""Workers that speculate give the answers of those that do not, while processes are killed."""
+"""Workers with and without speculation return the same answers while processes are killed."""
 
 import re
 import signal
@@ -29,7 +29,7 @@ WORDS = ["red", " red", " kite", " plums", ".", " the", " end"]
 
 
 def repetitive(count: int) -> list[Question]:
-    """Few words are likely, so that drafts are right and wrong, and stops come within a run."""
+    """Few words are likely, so that drafts are right and wrong, and stops occur within a run."""
     tokenizer = Tokenizer.from_file(str(resolve_model("embedded") / "tokenizer.json"))
     likely = {str(tokenizer.encode(word).ids[0]): 11.0 for word in WORDS}
     made = []
@@ -59,7 +59,7 @@ def repetitive(count: int) -> list[Question]:
 
 
 def predicted(count: int) -> list[Question]:
-    """Chats with a guess of the answer; `guess` makes it right here and there."""
+    """Chats with a prediction; `guess` makes it partly right."""
     made = []
     for question in repetitive(count):
         body = {name: value for name, value in question.body.items() if name != "logprobs"}
@@ -70,7 +70,7 @@ def predicted(count: int) -> list[Question]:
 
 
 def guess(questions: list[Question], answers: list[Answer]) -> None:
-    """Lets questions guess their answers, with an edit in the middle."""
+    """Adds predictions to questions: their answers, with an edit in the middle."""
     for question, answer in zip(questions, answers, strict=True):
         if "prediction" in question.body:
             text = answer.texts[0]
@@ -99,7 +99,7 @@ def speculating(
         return SUFFIX
     folder, model = tmp_path_factory.mktemp("draft"), resolve_model("embedded")
     if request.param == "eagle":
-        # It knows the likely words alone, so that a random head is right often enough.
+        # It drafts only likely words, so that a random head is right often enough.
         tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         words = sorted({tokenizer.encode(word).ids[0] for word in WORDS})
         save_head(folder, model, drafts=len(words), tokens=words)
@@ -123,7 +123,7 @@ async def test_answers_equal_those_without_drafts(
     check_answers(two_workers, ASKED, got, plain_answers, tolerance=1e-4)
     least = {"suffix": 100, "prediction": 50, "grammar": 5}
     if speculating != SUFFIX:
-        # It comes before the suffixes where it is right more often.
+        # It precedes the suffix drafter where it is right more often.
         least = {"draft_model": 5, "prediction": 50, "grammar": 5}
         if "--speculate=eagle" in speculating:  # random weights are right by chance
             least["draft_model"] = 0
@@ -132,7 +132,7 @@ async def test_answers_equal_those_without_drafts(
         workers = two_workers.names("worker")
         count = sum(two_workers.metric(name, f"pagewire_worker{right}") for name in workers)
         assert count > most
-        # A scheduler counts what its workers report.
+        # A scheduler counts the reports of its workers.
         schedulers = two_workers.names("scheduler")
         name = f"pagewire_scheduler{right}"
         assert sum(two_workers.metric(each, name) for each in schedulers) == count

@@ -20,7 +20,7 @@ from support.processes.fleet_checks import (
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1800)]
 
 HAND_BACK_AFTER = 2.0  # the scheduler's default
-# To notice a broken connection, send requests again and compute them again, on a busy machine.
+# To detect a broken connection, resend requests and recompute them, on a busy machine.
 SLACK = 4.0
 
 Stopped = tuple[str, ...]
@@ -90,7 +90,7 @@ async def test_streams_continue_while_a_path_is_left(
 
 
 async def test_a_machine_restarts_and_new_requests_wait() -> None:
-    """The only scheduler and its only worker start again together: no request fails."""
+    """The only scheduler and its only worker restart together: no request fails."""
     asked = questions(24)
     async with running_fleet(workers=1) as fleet:
         want = await undisturbed(fleet, asked)

@@ -1,6 +1,6 @@
-"""Client libraries that users have, in an environment of their own: `make clients`.
+"""Tests of clients' libraries, which `make clients` installs in their own environment.
 
-Elsewhere the tests are skipped. Nothing here imports the project.
+In other environments the tests are skipped. Nothing here imports the project.
 """
 
 import os
@@ -14,12 +14,12 @@ import pytest
 
 from clients.servers import PYTHON, Servers, running_servers
 
-# Names of other machines that a library asked for.
+# Names of other machines that a library tried to resolve.
 _others: list[str] = []
 
 
 def _stay_here() -> None:
-    """No telemetry, no price list from the network, and an error for what looks for it anyway.
+    """Disables telemetry and price lists from the network; a look-up of another machine fails.
 
     Libraries read the variables when they are imported.
     """
@@ -39,7 +39,7 @@ def _stay_here() -> None:
     socket.getaddrinfo = local_only
 
 
-# In the project's environment, which has no litellm, other tests must not be affected.
+# The project's environment has no litellm; its other tests must not be affected.
 if find_spec("litellm") is not None:
     _stay_here()
 
@@ -55,7 +55,7 @@ def servers() -> Iterator[Servers]:
 
 @pytest.fixture(scope="session", autouse=True)
 def only_this_machine() -> Iterator[None]:
-    """Fails if a library looked for another machine, also if it went on without it."""
+    """Fails if a library looked up another machine, even if the library then continued."""
     yield
     assert _others == []
 

@@ -1,4 +1,4 @@
-"""The servers that the libraries talk to: processes of the project's own environment."""
+"""The servers for the libraries: processes of the project's own environment."""
 
 import json
 import os
@@ -18,8 +18,8 @@ EMBEDDED = "pagewire-chat"
 
 @dataclass(frozen=True)
 class Servers:
-    """URLs: of a model that says what the prompt asks for, and of the embedded model, which takes
-    structured output.
+    """URLs: of a model that writes the text that the prompt asks for, and of the embedded model,
+    which supports structured output.
     """
 
     text: str
@@ -28,7 +28,7 @@ class Servers:
 
 @contextmanager
 def running_servers() -> Iterator[Servers]:
-    """Starts the servers, and ends them with the block."""
+    """Starts the servers, and ends them after the block."""
     process = subprocess.Popen(
         [PYTHON, "-m", "support.clients.library_servers"],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""LiteLLM, through the providers that its users choose for such a server."""
+"""LiteLLM, with its providers for such servers."""
 
 import json
 from typing import Any, Literal

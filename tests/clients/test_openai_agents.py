@@ -31,7 +31,7 @@ def model(url: str, name: str, api: str) -> Any:
     return kinds[api](model=name, openai_client=client)
 
 
-# The model of `servers.text` takes no grammar, which a strict tool is enforced with.
+# The model of `servers.text` supports no grammar, which a strict tool needs.
 @agents.function_tool(strict_mode=False)
 def weather(city: str) -> str:
     """The weather in a city."""

@@ -12,14 +12,14 @@ from pathlib import Path
 from pagewire.cli.launch.ports import free_port
 
 ROOT = Path(__file__).parents[2]
-# Some machines cannot reach an image registry; there a script beside the repository may start an
-# engine that has the base images.
+# Some machines cannot reach an image registry; a script beside the repository may start an engine
+# with the base images there.
 ENGINE_SCRIPT = ROOT.parent / "shared" / "tools" / "docker-engine"
 
 
 @contextmanager
 def engine() -> Iterator[str | None]:
-    """A Docker engine with Compose. Yields None, or the reason why there is none."""
+    """A Docker engine with Compose. Yields None, or the reason why none is available."""
     reason = _missing()
     if reason is None:
         yield None
@@ -81,7 +81,7 @@ class ComposeStack:
         return done.stdout
 
     def scale(self, **services: int) -> None:
-        """Starts or stops containers until each service has so many; the others stay."""
+        """Starts or stops containers until each service has this many; the others stay."""
         numbers = [f"--scale={name}={number}" for name, number in services.items()]
         self.run("up", "-d", "--no-recreate", "--no-build", *numbers)
 

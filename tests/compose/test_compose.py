@@ -140,7 +140,7 @@ class Clients:
 
 
 async def until_shares(stack: ComposeStack, *want: int) -> None:
-    """Waits until the schedulers use so many workers each, in ascending order, 120 s at most."""
+    """Waits until the schedulers use this many workers each, in ascending order, 120 s at most."""
     have: list[int] = []
     async with asyncio.timeout(120):
         while tuple(have) != want:
@@ -150,7 +150,7 @@ async def until_shares(stack: ComposeStack, *want: int) -> None:
 
 
 def ready_workers(container: str) -> int:
-    """How many workers a scheduler uses, by its metrics; -1 if it does not answer."""
+    """The number of workers that a scheduler uses, by its metrics; -1 if it does not answer."""
     code = (
         "from urllib.request import urlopen;"
         "lines = urlopen('http://127.0.0.1:9100/metrics').read().decode().splitlines();"
@@ -163,7 +163,7 @@ def ready_workers(container: str) -> int:
 
 
 async def test_services_scale_up_and_down_under_load(stack: ComposeStack) -> None:
-    """No stream fails, and each has the answer of an undisturbed one."""
+    """No stream fails, and each has the answer of an undisturbed stream."""
     before = (await chat(stack)).text
     clients = Clients(stack)
     running = asyncio.create_task(clients.run(http=4, over_grpc=1))
@@ -173,7 +173,7 @@ async def test_services_scale_up_and_down_under_load(stack: ComposeStack) -> Non
         await until_shares(stack, 2, 2)
         await clients.some_more()
 
-        # The other scheduler takes the workers of a dead one over, until it is back.
+        # The other scheduler takes over the workers of a dead one until it runs again.
         killed = stack.containers("scheduler")[0]
         clients_of_the_dead = len(clients.failures)
         stack.docker("kill", killed)
@@ -182,7 +182,7 @@ async def test_services_scale_up_and_down_under_load(stack: ComposeStack) -> Non
         await asyncio.to_thread(stack.docker, "start", killed)
         await until_shares(stack, 2, 2)
         await clients.some_more()
-        # A gRPC client has no gateway that continues its stream elsewhere.
+        # A gRPC client has no gateway to continue its stream elsewhere.
         lost = clients.failures[clients_of_the_dead:]
         assert all(failure.startswith("gRPC") for failure in lost), lost
         assert len(lost) <= 1, lost

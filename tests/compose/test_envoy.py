@@ -1,4 +1,4 @@
-"""Envoy accepts its configuration, and forwards that a client has disconnected."""
+"""Envoy accepts its configuration, and forwards the disconnection of clients."""
 
 import asyncio
 import contextlib
@@ -102,19 +102,19 @@ class Proxied:
         return [*self.flags("gateways").values()] == ["healthy"]
 
     def flags(self, cluster: str) -> dict[int, str]:
-        """What Envoy holds against each server of a cluster, by port."""
+        """Envoy's health flags of each server of a cluster, by port."""
         clusters = httpx.get(f"http://127.0.0.1:{self._admin_port}/clusters").text
         pattern = rf"^{cluster}::127\.0\.0\.1:(\d+)::health_flags::(.*)$"
         return {int(port): flags for port, flags in re.findall(pattern, clusters, re.MULTILINE)}
 
     def ejections(self, cluster: str) -> int:
-        """How often a server has failed so often that it is ejected, if another is left."""
+        """How often a server reached the failures for an ejection, if another is left."""
         stats = httpx.get(f"http://127.0.0.1:{self._admin_port}/stats").text
         pattern = rf"^cluster\.{cluster}\.outlier_detection\.ejections_detected_\w+: (\d+)$"
         return sum(map(int, re.findall(pattern, stats, re.MULTILINE)))
 
     async def until_load(self, running: int, waiting: int) -> None:
-        """Waits until so many requests run and wait."""
+        """Waits until `running` requests run and `waiting` wait."""
 
         def reached() -> bool:
             load = self.stack.engine.load()
@@ -238,7 +238,7 @@ async def test_disconnected_grpc_clients_behind_envoy_free_their_blocks(proxied:
 
 @needs_envoy
 async def test_requests_wait_at_a_gateway_that_is_not_ready(proxied: Proxied) -> None:
-    """New requests wait while no scheduler has a worker, behind a proxy, too."""
+    """New requests wait while no scheduler has a worker, also behind a proxy."""
     [worker], [address] = proxied.stack.workers, proxied.stack.addresses
     await worker.stop()
     await eventually(lambda: not proxied.gateway_is_ready(), 20)
@@ -275,7 +275,7 @@ async def test_deadlines_of_requests_eject_no_gateway_and_no_scheduler(tmp_path:
 
 @needs_envoy
 async def test_calls_wait_while_the_only_known_scheduler_drains(proxied: Proxied) -> None:
-    """Another one may have started that Envoy does not know yet."""
+    """Another one may have started that Envoy has not found yet."""
     proxied.stack.engine.intake.draining = True
     async with open_channel(proxied.grpc_address) as channel:
         given = (("x-request-id", "mine"),)
@@ -315,7 +315,7 @@ async def until_done(reader: asyncio.StreamReader) -> bytes:
 
 @needs_envoy
 async def test_envoy_drains_on_sigterm(proxied: Proxied) -> None:
-    """Open streams end as they should, new connections are refused meanwhile, then Envoy ends."""
+    """Open streams complete, new connections are refused meanwhile, then Envoy ends."""
     reader, _ = await proxied.stream(60)
     await proxied.until_load(1, 0)
     async with open_channel(proxied.grpc_address) as channel:

@@ -15,7 +15,7 @@ from support.processes.stack_process import EMBEDDED_FOLDER, RunningStack, runni
 
 @pytest.fixture(scope="package")
 def stack() -> Iterator[RunningStack]:
-    """`pagewire run` with the embedded model. A test may kill its worker: it is started again."""
+    """`pagewire run` with the embedded model. A test may kill its worker, which restarts."""
     with running_stack() as started:
         yield started
 

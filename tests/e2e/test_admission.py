@@ -1,4 +1,4 @@
-"""What one server takes at once by default: many requests, and large batches."""
+"""The load that one server accepts at once by default: many requests, and large batches."""
 
 import asyncio
 import time
@@ -44,7 +44,7 @@ def test_a_batch_on_an_idle_server_is_served(
 
 
 def test_a_batch_is_refused_as_a_whole_by_what_others_have_waiting() -> None:
-    """A queue for eight is full: no part of a batch of 24 runs. Later it is served as a whole."""
+    """A queue for eight is full: no part of a batch of 24 runs. Later the whole batch is served."""
     with running_stack("--num-slots", "2", "--max-waiting-requests", "8") as stack:
         client = openai.OpenAI(base_url=f"{stack.url}/v1", api_key="x", max_retries=0)
 

@@ -43,7 +43,7 @@ class Scheduler:
         )
 
     def all(self) -> "asyncio.Future[list[bytes]]":
-        """The answers to every prompt, asked at once."""
+        """The answers to all prompts, sent at once."""
         return asyncio.gather(*(generate(self.engine, prompt, TOKENS) for prompt in PROMPTS))
 
     async def settled(self) -> None:
@@ -89,7 +89,7 @@ async def undisturbed(address: str) -> list[bytes]:
 @pytest.mark.parametrize("kv", ["auto", "fp8"])
 async def test_preemption_and_host_memory_do_not_change_answers(tmp_path: Path, kv: str) -> None:
     with ExitStack() as stack:
-        # All are started before the first is used: they load their models side by side.
+        # All start before the first is used, so that they load their models in parallel.
         ample = stack.enter_context(worker(tmp_path / "ample", AMPLE, 0.0, kv))
         tight = {
             host_gb: stack.enter_context(worker(tmp_path / f"tight-{host_gb}", TIGHT, host_gb, kv))

@@ -32,7 +32,7 @@ class WorkerPool:
         self._workers: dict[str, WorkerProcess] = {}
 
     def pair(self) -> list[WorkerProcess]:
-        """Two workers that run; starts what is missing."""
+        """Two running workers; starts missing ones."""
         running = [w for w in self._workers.values() if w.process.poll() is None][:2]
         return running + [self.start() for _ in range(2 - len(running))]
 
@@ -41,7 +41,7 @@ class WorkerPool:
         return self._start(f"worker-{len(self._workers)}")
 
     def start_again(self, worker: WorkerProcess) -> WorkerProcess:
-        """Starts a worker that has ended at the same address."""
+        """Restarts an ended worker at the same address."""
         return self._start(worker.socket.parent.name)
 
     def _start(self, name: str) -> WorkerProcess:
@@ -82,7 +82,7 @@ class Cluster:
         return -1
 
     def all(self) -> "asyncio.Future[list[bytes]]":
-        """The answers to every prompt, asked at once."""
+        """The answers to all prompts, sent at once."""
         return asyncio.gather(*(generate(self.engine, prompt, TOKENS) for prompt in PROMPTS))
 
 

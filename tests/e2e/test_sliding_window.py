@@ -1,6 +1,6 @@
 """A model whose layers all have a window, with a pool too small for the KV of one sequence.
 
-Answers are those of transformers, which keeps everything, and of a stack with memory for all.
+Answers equal those of transformers, which keeps all KV, and of a stack with memory for all KV.
 """
 
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def model(folder: Path) -> PreTrainedModel:
 
 @contextmanager
 def stack_of(folder: Path, num_blocks: int) -> Iterator[RunningStack]:
-    # Small steps: the chunks that a prefill holds count beside its window.
+    # Small steps: the chunks of a prefill need blocks beside its window.
     flags = (f"--num-blocks={num_blocks}", "--worker-max-num-batched-tokens=32", "--num-slots=8")
     with running_stack("--skip-tokenizer", "--check-invariants", *flags, model=folder) as started:
         yield started
@@ -98,7 +98,7 @@ def test_a_conversation_goes_on_from_the_window_at_its_end(
     more = request([*history, 3, 1, 4])
     more.stop.max_tokens = 12
     *_, last = stub.Generate(more, timeout=100)
-    # All full blocks but the one with the last token of the output, which has no KV.
+    # All full blocks except the one with the last output token, which has no KV.
     assert last.finish.usage.cached_tokens == (len(history) - 1) // 16 * 16
     (again,) = run_all(stub, [more])
     assert again == greedy_tokens(model, [*history, 3, 1, 4], 12)

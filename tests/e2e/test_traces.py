@@ -1,4 +1,4 @@
-"""Traces of real processes: one a request, over its processes, also when a worker is killed."""
+"""Traces of real processes: one for each request, also when a worker is killed."""
 
 import asyncio
 import signal
@@ -223,7 +223,7 @@ async def test_a_request_that_survives_its_scheduler_is_one_trace(
         "resumed",
         "scheduler lost",
     ]
-    # The first scheduler's spans ended with its process, but its worker's did not.
+    # The first scheduler's spans ended with its process, but not those of its worker.
     [scheduler] = named(spans, "scheduler")
     assert scheduler.parent == gateway.id
     first, second = named(spans, "worker")

@@ -1,4 +1,4 @@
-"""The number of inputs of the fuzz tests, and the processes that get them.
+"""The number of inputs of the fuzz tests, and the processes that receive them.
 
 PAGEWIRE_FUZZ_INPUTS is the number of inputs over all tests here; the default is small.
 """
@@ -32,13 +32,13 @@ COUNTS: dict[str, Counter[str]] = {}
 
 @pytest.fixture
 def inputs() -> Callable[[str], int]:
-    """Gives the number of inputs of a fuzz test."""
+    """Returns a function: name of a fuzz test to its number of inputs."""
     return lambda name: max(1, TOTAL * SHARES[name] // 100)
 
 
 @pytest.fixture
 def tally() -> Callable[[str], Counter[str]]:
-    """Gives the counter in which a fuzz test counts its inputs by outcome."""
+    """Returns a function: name of a fuzz test to its counter of inputs by outcome."""
     return lambda name: COUNTS.setdefault(name, Counter())
 
 

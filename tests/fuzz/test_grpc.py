@@ -1,6 +1,6 @@
 """Random bytes, broken messages and random messages to both gRPC services, as real processes.
 
-Every call must get an answer or a status that names the fault; no log may have a traceback.
+Every call must return an answer or a status that names the fault; no log may have a traceback.
 """
 
 import asyncio
@@ -119,7 +119,7 @@ METHODS = (
         answers=True,
     ),
 )
-# How often each method is fuzzed: methods with more fields more often.
+# Weight of each method: methods with more fields are fuzzed more often.
 WEIGHTS = (34, 8, 3, 12, 8, 1, 1, 1, 32)
 
 
@@ -138,7 +138,7 @@ def data_of(rng: random.Random, method: Method) -> bytes:
 
 
 def decodable(rng: random.Random, method: Method) -> bytes:
-    """Like `data_of`, but always bytes that decode."""
+    """Like `data_of`, but the bytes always decode."""
     while not decodes(method, data := data_of(rng, method)):
         pass
     return data
@@ -205,7 +205,7 @@ def check(method: Method, sent: list[bytes], status: str, with_checksums: bool =
     """The status as it is counted; AssertionError if no caller may get it."""
     code = status.partition(":")[0]
     if method.streams and not with_checksums:
-        # Four zeros are the CRC-32 of nothing. Such a first message is sound, and does not decode.
+        # Four zeros are the CRC-32 of no bytes. Such a first message is intact but invalid.
         sound = ("INVALID_ARGUMENT",) if sent[0] == bytes(4) else ()
         assert code in ("DATA_LOSS", *sound, *_endings(method)), (method.name, status, sent)
         return f"without checksums {code}"

@@ -147,7 +147,7 @@ def verdict(status: int, kind: str, body: bytes) -> str:
 
 
 def verdict_of_named_events(events: list[str]) -> str:
-    """The same for a stream whose events have names."""
+    """The same for a stream of named events."""
     assert events[-1] == ""
     pairs = [event.partition("\n") for event in events[:-1]]
     for name, _, data in pairs:

@@ -1,4 +1,4 @@
-"""Parsers of models' outputs, for texts made of what calls and reasoning consist of."""
+"""Parsers of models' outputs, for texts made of parts of calls and reasoning."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -18,7 +18,7 @@ TYPES = {"f": {"a": frozenset({"integer"})}}
 
 
 def test_outputs_in_every_format(inputs: Inputs, tally: Tally) -> None:
-    """Nothing is raised, splits change nothing, and text without calls and reasoning stays."""
+    """No error is raised, splits change nothing, and text without calls and reasoning stays."""
     counts = tally("outputs")
 
     @settings(max_examples=inputs("outputs"), deadline=None, database=None, derandomize=False)

@@ -72,7 +72,7 @@ def _fuzz_detokenizer(name: str, tokenizer: Tokenizer, count: int, counts: Count
 
 @pytest.mark.parametrize("kind", ["chat", "completion"])
 def test_server_sent_events(kind: str, inputs: Inputs, tally: Tally) -> None:
-    """A parser gets the whole text, whatever its pieces are and however late they are read."""
+    """A parser gets the whole text, with any pieces and any delay of reads."""
     counts = tally("server-sent events")
     pieces = st.lists(st.tuples(st.integers(0, 2), TEXT, st.booleans()), max_size=12)
 

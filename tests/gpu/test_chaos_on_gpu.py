@@ -2,8 +2,8 @@
 
 The shapes are those of Qwen3-0.6B, with random weights and the vocabulary of the embedded model.
 With weights and a KV cache in eight bits, answers may differ between batches; none may be cut or
-lost. A GPU answers all requests within seconds and a worker needs longer to start again, so clients
-repeat them until every process has been killed, each in the middle of answers.
+lost. A GPU answers all requests within seconds, but a worker restarts more slowly. So clients
+repeat the requests until every process has been killed, each in the middle of answers.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ WORKER = (
     "--num-blocks=4000",
     "--num-slots=64",
     "--max-model-len=2048",
-    # Few sizes of steps, so that a worker that was killed is soon ready again.
+    # Few sizes of steps, so that a killed worker is soon ready again.
     "--worker-max-num-batched-tokens=512",
 )
 REQUESTS = 96
@@ -114,7 +114,7 @@ async def test_no_stream_changes_a_bit(model: Path) -> None:
 async def test_quantized_streams_are_complete(model: Path) -> None:
     asked = questions(REQUESTS)
     for question in asked:
-        question.body.pop("stop", None)  # so that every answer has all its tokens
+        question.body.pop("stop", None)  # every answer has all its tokens
     async with fleet_with(model, "--quantization=fp8", "--kv-cache-dtype=fp8") as fleet:
         got = await run_with_kills(fleet, asked, "worker-0", "scheduler-0")
         assert [answer.error for answer in got if answer.error is not None] == []

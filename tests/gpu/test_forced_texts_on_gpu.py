@@ -1,4 +1,4 @@
-"""Outputs that a benchmark forces, by steps as CUDA graphs: the device takes recorded tokens."""
+"""Outputs that a benchmark forces, in CUDA graphs: the device replaces tokens by recorded ones."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ SETTINGS = {"device": "cuda", "dtype": "bfloat16", "num_slots": 9, "kv_cache_dty
 
 @pytest.mark.parametrize("variant", ["llama", "qwen3", "gemma2"])
 def test_a_sequence_that_runs_again_has_the_same_tokens(tmp_path: Path, variant: str) -> None:
-    """From graphs of decode steps and of chunks; the plain cache gives mostly the same tokens."""
+    """In graphs of decode steps and of chunks; the plain cache yields mostly the same tokens."""
     save_model(tmp_path, variant)
 
     async def tokens(**settings: object) -> list[list[int]]:
@@ -45,7 +45,7 @@ def test_a_sequence_that_runs_again_has_the_same_tokens(tmp_path: Path, variant:
 
 
 def test_grouped_decodes_are_like_those_alone(tmp_path: Path) -> None:
-    """In float32, where only few keys and values could be rounded otherwise."""
+    """In float32, where only few keys and values may be rounded differently."""
     save_model(tmp_path, "llama")
     generator = random.Random(5)
 

@@ -128,7 +128,7 @@ def test_every_row_has_the_bits_of_the_kernels_for_batch_invariance(
     for tokens in sizes:
         out = held[:tokens].clone()
         if not gemms.is_chosen(x[:tokens], weight, out, add):
-            continue  # the worker computes this size by the kernel itself
+            continue  # the worker computes this size with its own kernel
         out = gemms.gemm_add(x[:tokens], weight, out) if add else gemms.gemm(x[:tokens], weight)
         assert torch.equal(out, expected[:tokens]), tokens
     assert gemms._chosen, "cuBLAS has the order for some sizes"

@@ -71,7 +71,7 @@ def test_greedy_tokens_equal_those_of_transformers(
 
 @pytest.mark.parametrize("heads", [16, 128])
 def test_logits_in_bfloat16_are_near_those_in_float32(tmp_path: Path, heads: int) -> None:
-    """Prefill on tensor cores. Without experts: another expert changes a token by more."""
+    """Prefill on tensor cores. Without experts, because another expert changes a token more."""
     sizes = of_full_size(heads) | {"hidden_size": 256, "initializer_range": 0.1}
     save_model(tmp_path, "deepseek-v3", **sizes, first_k_dense_replace=3)
     prompts = draw(200, 200)

@@ -66,7 +66,7 @@ def test_values_equal_those_of_transformers(tmp_path: Path, variant: str, run_ah
 
 
 def test_prompts_have_the_values_of_transformers(tmp_path: Path) -> None:
-    """Beside decode rows, in chunks, and without a kernel that is compiled while serving."""
+    """Beside decode rows, in chunks, and without compiling a kernel while serving."""
     model = save_model(tmp_path, "qwen3-tied", initializer_range=0.1)
     late: list[str] = []
 

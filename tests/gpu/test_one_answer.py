@@ -1,4 +1,4 @@
-"""With `--batch-invariant` the bits of an answer depend on its request alone, on a GPU.
+"""With `--batch-invariant` the bits of an answer depend only on its request, on a GPU.
 
 Tokens and log probabilities of 64 sequences are compared: alone, eight at a time, and at once among
 192 others; in chunks of several sizes; with cached and with shared prefixes; after a preemption.
@@ -65,14 +65,14 @@ def drawn(generator: random.Random, length: int, number: int, count: int = COUNT
         },
     ]
     fields = {"top_p": 1.0, "seed": 1000 + number} | kinds[number % len(kinds)]
-    # Numbers of likeliest tokens that belong to several kernels.
+    # Numbers of likeliest tokens for which several kernels run.
     sampling = pb.SlotSampling(logprobs=(0, 3, 20)[number % 3], **fields)
     prompt = [generator.randrange(VOCABULARY) for _ in range(length)]
     return Wanted(prompt, count, sampling)
 
 
 def requests() -> tuple[list[Wanted], list[Wanted]]:
-    """The 64 sequences that are compared, and 192 others."""
+    """The 64 compared sequences, and 192 others."""
     generator = random.Random(11)
     lengths = [LENGTHS[number % len(LENGTHS)] for number in range(63)] + [9000]
     wanted = [drawn(generator, length, number) for number, length in enumerate(lengths)]
@@ -81,7 +81,7 @@ def requests() -> tuple[list[Wanted], list[Wanted]]:
 
 
 def different(found: list[Answer], expected: list[Answer]) -> list[int]:
-    """The numbers of the sequences whose answers are not the same bits."""
+    """The numbers of the sequences whose answers differ in bits."""
     assert len(found) == len(expected)
     pairs = zip(found, expected, strict=True)
     return [number for number, (one, other) in enumerate(pairs) if one != other]
@@ -160,7 +160,7 @@ def test_bits_do_not_depend_on_what_is_cached_or_shared(
 def test_two_workers_give_the_same_bits(tmp_path: Path) -> None:
     """A request that moves, or continues after a worker was killed, keeps its answer.
 
-    The second worker measures its GEMMs anew, and may choose other algorithms.
+    The second worker measures its GEMMs again, and may choose other algorithms.
     """
     save_model(tmp_path, "qwen3", **SIZES)
     wanted, _ = requests()

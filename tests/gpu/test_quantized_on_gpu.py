@@ -1,4 +1,4 @@
-"""The graph backend computes quantized weights on a GPU as plain torch does on the CPU."""
+"""The graph backend on a GPU computes quantized weights like plain torch on the CPU."""
 
 import asyncio
 import copy
@@ -50,7 +50,7 @@ def test_greedy_tokens_equal_those_of_torch(tmp_path: Path, form: Format) -> Non
 def test_greedy_tokens_of_weights_that_hopper_arranges(tmp_path: Path, form: Format) -> None:
     """Groups of 128 in float16: no token is farther from the best than rounding can explain.
 
-    All prompts together have steps of several tokens, each alone has steps of one.
+    All prompts together have steps of several tokens; each alone has steps of one token.
     """
     sizes = {"hidden_size": 256, "intermediate_size": 512, "initializer_range": 0.2}
     model = save_quantized(tmp_path, "qwen3", form, **sizes)
@@ -79,7 +79,7 @@ def test_greedy_tokens_of_weights_that_hopper_arranges(tmp_path: Path, form: For
 
 
 def answer_logits(model: PreTrainedModel, prompt: list[int], tokens: list[int]) -> Tensor:
-    """Those of transformers from which each of `tokens` is chosen, `[tokens, vocabulary]`."""
+    """The logits of transformers for each of `tokens`, `[tokens, vocabulary]`."""
     with torch.no_grad():
         logits = model(torch.tensor([prompt + tokens])).logits[0]
     return logits[len(prompt) - 1 : -1].float()
@@ -110,7 +110,7 @@ def test_greedy_tokens_of_quantized_experts(tmp_path: Path, form: Format | None)
 def test_a_sequence_that_runs_again_has_the_same_tokens(
     tmp_path: Path, quantization: str, variant: str
 ) -> None:
-    """From graphs of decode steps and of chunks, with weights and inputs in eight bits."""
+    """In graphs of decode steps and of chunks, with weights and inputs in eight bits."""
     save_model(tmp_path, variant, **SIZES)
 
     async def check() -> None:

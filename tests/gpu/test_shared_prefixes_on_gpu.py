@@ -1,4 +1,4 @@
-"""Decode steps with prefix groups on a GPU give each sequence the tokens that it gets alone."""
+"""Decode steps with prefix groups on a GPU return the same tokens as for each sequence alone."""
 
 import asyncio
 import random

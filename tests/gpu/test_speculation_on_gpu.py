@@ -1,4 +1,4 @@
-"""Drafts on a GPU change how many steps an answer takes, and nothing else of it.
+"""Drafts on a GPU change only the number of steps of an answer.
 
 With `--batch-invariant` tokens and log probabilities have the same bits with and without drafts.
 """
@@ -83,7 +83,7 @@ def requests(told: list[Answer] | None = None) -> list[Wanted]:
 
 
 def edited(tokens: list[int]) -> list[int]:
-    """The tokens with one replaced, some left out and some put in."""
+    """The tokens with one replaced, some left out and some inserted."""
     return [*tokens[:12], 7, *tokens[13:20], *tokens[24:40], 8, 9, *tokens[40:]]
 
 
@@ -92,7 +92,7 @@ def run(
 ) -> tuple[list[list[Answer]], dict[str, float]]:
     """The answers alone, a few at a time, all at once, preempted, and with the salts of others.
 
-    Then how many drafts were right, by drafter.
+    Also returns the numbers of right drafts, by drafter.
     """
     found: list[list[Answer]] = []
     right: dict[str, float] = {}
@@ -118,7 +118,7 @@ def run(
 
 
 def salted(wanted: list[Wanted], name: str) -> list[Wanted]:
-    """The requests, each with a salt of its own."""
+    """The requests, each with its own salt."""
     return [replace(each, salt=f"{name} {number}") for number, each in enumerate(wanted)]
 
 
@@ -147,7 +147,7 @@ def test_bits_are_those_without_drafts(tmp_path: Path, family: str, dtype: str, 
 
 @pytest.mark.parametrize("layers", [4, 2])
 def test_bits_are_those_without_a_draft_model(tmp_path: Path, layers: int) -> None:
-    """The model itself drafts, and another one, which is nearly never right."""
+    """The model itself drafts, and another one that is almost never right."""
     save_model(tmp_path, "qwen3", **SIZES)
     save_model(tmp_path / "draft", "qwen3", **SIZES | {"num_hidden_layers": layers})
     settings = {"dtype": "bfloat16", "batch_invariant": True}
@@ -161,7 +161,7 @@ def test_bits_are_those_without_a_draft_model(tmp_path: Path, layers: int) -> No
 
 @pytest.mark.parametrize("kv", ["auto", "fp8"])
 def test_bits_are_those_without_an_eagle_head(tmp_path: Path, kv: str) -> None:
-    """The head is random. It draws with the target's noise among few likely tokens."""
+    """The head is random. It draws among few likely tokens with the target's noise."""
     save_model(tmp_path, "qwen3", **SIZES)
     shape = {name: SIZES[name] for name in ("num_attention_heads", "num_key_value_heads")}
     shape |= {"head_dim": 128, "intermediate_size": 3072, "torch_dtype": "bfloat16"}
@@ -206,7 +206,7 @@ def check_same(got: list[list[Answer]], want: list[list[Answer]]) -> None:
 
 
 def test_without_the_mode_answers_are_whole(tmp_path: Path) -> None:
-    """Tokens may differ with the rows of a step. Each has its log probability, and none is lost."""
+    """Tokens may depend on the rows of a step. Each has its log probability, and none is lost."""
     save_model(tmp_path, "qwen3", **SIZES)
     found, right = run(tmp_path, "suffix", dtype="bfloat16")
     assert right["suffix"] > 500

@@ -1,4 +1,4 @@
-"""Whole models on the kernels: layers of every form give the logits of the reference operations."""
+"""Whole models on the kernels: layers of every form have the logits of the reference operations."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -94,7 +94,7 @@ def test_logits_are_those_of_the_reference(tmp_path, variant, changes, device):
 
 @pytest.mark.parametrize("variant", ["llama-general", "gemma2", "exaone4-window", "starcoder2"])
 def test_logits_with_an_fp8_cache(tmp_path, variant, device):
-    """Few keys and values are rounded otherwise; all of them differ from those of plain caches."""
+    """Few keys and values round differently; all of them differ from those of plain caches."""
     save_model(tmp_path, variant, num_hidden_layers=2)
     with torch.inference_mode():
         plain = logits(tmp_path, "torch", device)
@@ -106,7 +106,7 @@ def test_logits_with_an_fp8_cache(tmp_path, variant, device):
 
 @pytest.mark.parametrize(
     ("form", "tolerance"),
-    # Inputs in eight bits may round otherwise, more of them on a GPU.
+    # Inputs in eight bits may round differently, more of them on a GPU.
     [(awq(32), 1e-5), (fp8_blocks(), 0.08 if CUDA else 0.02)],
     ids=["awq", "fp8 in blocks"],
 )

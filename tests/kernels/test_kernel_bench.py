@@ -61,7 +61,7 @@ def test_a_case_runs_and_computes_the_reference(name: str) -> None:
 
 
 def numbers(result: torch.Tensor | QuantizedInput) -> torch.Tensor:
-    """A result, or what a quantized one stands for."""
+    """A result, dequantized if necessary."""
     if isinstance(result, torch.Tensor):
         return result
     return result.values.float() * result.scales

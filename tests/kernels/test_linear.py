@@ -59,7 +59,7 @@ class Inputs:
 
 
 def on_cpu(function, *arguments):
-    """Run a reference on the CPU, where GEMMs are not those of cuBLAS."""
+    """Run a reference on the CPU, without the GEMMs of cuBLAS."""
     out = function(*(x.cpu() if isinstance(x, torch.Tensor) else x for x in arguments))
     return out.to(arguments[0].device)
 

@@ -65,7 +65,7 @@ def test_zero_row_stays_zero(device):
 @pytest.mark.parametrize(("tokens", "hidden"), SHAPES)
 def test_layer_norm(tokens, hidden, bias, dtype, device):
     x, weight = _inputs(tokens, hidden, dtype, device)
-    x += 3  # a mean that an RMSNorm would not remove
+    x += 3  # a mean that an RMSNorm does not remove
     shift = torch.randn(hidden, device=device).to(dtype) if bias else None
     with poisoned_outputs():
         out = norm.layer_norm(x, weight, shift, 1e-2)

@@ -48,7 +48,7 @@ def make_arguments(
 
 
 def empty_caches(arguments: tuple, heads: tuple[int, int, int], dtype: torch.dtype) -> list[Tensor]:
-    """Caches full of NaN, so that a wrong and a missing write are found."""
+    """Caches full of NaN, so that wrong and missing writes are found."""
     tables = arguments[-1]
     shape = (1 + tables.numel(), heads[1], BLOCK_SIZE, heads[2])
     return [torch.full(shape, torch.nan, dtype=dtype, device=tables.device) for _ in range(2)]
@@ -106,7 +106,7 @@ def test_what_is_not_scaled_yet_is_scaled(hidden, config, dtype, device):
 @pytest.mark.parametrize("tokens", [1, 9])
 @pytest.mark.parametrize("biased", [False, True])
 def test_projection_and_what_follows_it(tokens, biased, device):
-    """Both implementations give the result of norm, projection and rotation one after another."""
+    """Both implementations equal norm, projection and rotation one after another."""
     heads, dtype = (4, 2, 32), torch.float32
     _, *norms, eps, cos_sin, positions, slots, tables = make_arguments(tokens, heads, dtype, device)
     x = 3 * torch.randn(tokens, 64, device=device)

@@ -20,7 +20,7 @@ from support.kernels.fp8_cache import NAN_BITS, quantized, widened
 
 
 def empty_caches(arguments: tuple, heads: tuple[int, int, int]) -> tuple[list[Tensor], KVScales]:
-    """Caches and scales full of NaN, so that a wrong and a missing write are found."""
+    """Caches and scales full of NaN, so that wrong and missing writes are found."""
     tables = arguments[-1]
     shape = (1 + tables.numel(), heads[1], BLOCK_SIZE, heads[2])
     caches = [
@@ -75,7 +75,7 @@ def test_tiles_and_late_norms(config, device):
 
 @pytest.mark.parametrize("module", [reference, rope, invariant])
 def test_values_are_rounded_to_the_nearest_with_the_largest_at_the_largest(module, device):
-    """Values pass unrotated: independent code gives the same FP8 numbers and scales."""
+    """Values are not rotated: independent code yields the same FP8 numbers and scales."""
     heads, dtype = (4, 2, 64), torch.float32
     arguments = make_arguments(9, heads, dtype, device)
     qkv, *_, positions, slots, tables = arguments
@@ -101,7 +101,7 @@ def test_values_are_rounded_to_the_nearest_with_the_largest_at_the_largest(modul
 @pytest.mark.parametrize("module", [reference, rope])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_what_is_not_finite_stays_so(module, bad, device):
-    """So that attention to it fails its sequence, instead of giving a wrong answer."""
+    """So that attention to it fails its sequence, instead of returning a wrong answer."""
     heads = (4, 2, 64)
     arguments = make_arguments(5, heads, torch.float32, device, (False, False))
     qkv, *_, positions, slots, tables = arguments

@@ -95,7 +95,7 @@ def assert_same_draws(
 
 
 def kept_set(logits: torch.Tensor, state: SamplingState) -> torch.Tensor:
-    """Return which tokens the sort-based reference keeps, `[rows, vocabulary]`."""
+    """Return the tokens that the sort-based reference keeps, `[rows, vocabulary]`."""
     rows = torch.arange(len(logits), device=logits.device)
     scores = reference.adjusted_logits(logits, state)
     thresholds = reference.kept_thresholds(scores, state, rows, logits.dtype)
@@ -445,7 +445,7 @@ def test_adjustments_are_those_of_the_formula(ops, device):
 
 
 def test_filters_tie_adjusted_logits_that_differ_below_the_precision_of_the_model(device):
-    """Biases below the precision of the logits' dtype do not decide which tokens top-k keeps."""
+    """Biases below the precision of the logits' dtype do not change the tokens of top-k."""
     logits = torch.tensor([[-8.0, 8.0, 8.0, 7.0]], device=device).half()
     adjustments = make_adjustments(4, device)
     adjustments.kinds.fill_(BIASED)

@@ -87,7 +87,7 @@ def test_gather_sampling(rows: int) -> None:
         min_tokens=ints(SLOTS),
         stop_token_ids=ints(SLOTS, MAX_STOP_IDS),
     )
-    # With drafts a step has several rows of a slot, and more rows than there are slots.
+    # With drafts a step has several rows of a slot, and more rows than slots.
     slots = torch.cat([torch.randperm(SLOTS, generator=generator) for _ in range(3)])
     slots = slots[:rows].int().to(DEVICE)
     want = reference.gather_sampling(by_slot, slots, slots)

@@ -49,11 +49,11 @@ class Accounts(RuleBasedStateMachine):
         self.now = 0.0
         self.there = {name: key_of(name, RateLimits(20, 200, 8)) for name in NAMES}
         self.callers = Callers(lambda: KeyRing(self.there.values()), lambda: self.now)
-        self.accounts: list[Account] = []  # all that there have ever been
+        self.accounts: list[Account] = []  # all accounts so far
         self.open: list[Request] = []
-        # Tokens by account: what ended requests used.
+        # Tokens that ended requests used, by account.
         self.used: dict[Account, int] = {}
-        # Those of which nothing has been filled up yet, under limits that were always there.
+        # Accounts without a refill so far, under unchanged limits.
         self.exact: set[Account] = set()
 
     def find(self, name: str) -> Account | None:
@@ -120,7 +120,7 @@ class Accounts(RuleBasedStateMachine):
 
     @rule(target=ended, request=consumes(running), used=USED)
     def end(self, request: Request | None, used: int) -> Request | None:
-        """Completed, failed, aborted or cut off: all the same."""
+        """Completed, failed, aborted or cut off: no difference."""
         if request is None:
             return None
         self._leave(request, used)
@@ -134,7 +134,7 @@ class Accounts(RuleBasedStateMachine):
 
     @rule(request=ended, used=USED)
     def correct(self, request: Request | None, used: int) -> None:
-        """Known late, as often as it likes."""
+        """Reported late, any number of times."""
         if request is not None:
             self.used[request.account] += used - request.visit.charged
             request.visit.correct(used, self.now)
@@ -158,7 +158,7 @@ class Accounts(RuleBasedStateMachine):
             return
         assert after is before
         for old, new in zip(debts, _missing(after, self.now), strict=True):
-            # None stands for a limit that there is not, or was not.
+            # None stands for a missing limit, now or before.
             assert old is None or new is None or abs(old - new) < 1e-6
 
     @invariant()
@@ -206,7 +206,7 @@ def _levels(account: Account, now: float) -> tuple[float | None, float | None]:
 
 
 def _missing(account: Account, now: float) -> list[float | None]:
-    """What has been taken and not filled up again."""
+    """The tokens that were taken and not refilled."""
     buckets = (account.requests, account.tokens)
     return [None if b is None else b.per_minute - b.level(now) for b in buckets]
 

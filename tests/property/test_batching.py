@@ -1,7 +1,7 @@
 """A random walk over block pool, prefix cache and batching: no leak, no wrong KV, no starvation.
 
-The walk plays the worker: it keeps what the deltas of the steps told it, and checks that every
-step is one that a worker can compute.
+The walk plays the worker: it stores the state from the deltas of the steps, and checks that a
+worker can compute every step.
 """
 
 from collections import deque
@@ -30,7 +30,7 @@ RUN_AHEAD = 2
 EOS = 7
 SAMPLED = 5
 GARBAGE = ()
-# The last one pays for long texts only.
+# The last one pays off only for long texts.
 HOSTS = [
     HostMemory(3, save_block=1, load_block=1, prefill_token=1),
     HostMemory(20, save_block=1, load_block=1, prefill_token=1),
@@ -39,18 +39,18 @@ HOSTS = [
 
 
 class PlayedWorker:
-    """What a worker knows from the deltas; asserts that each step can be computed.
+    """A worker's state from the deltas; asserts that each step can be computed.
 
-    Instead of keys and values each place in a block remembers which tokens they stand for: all
-    tokens up to it. What a sequence attends to must stand for that sequence's own tokens, or be
-    garbage that a failed one has left; then what it computes is garbage too.
+    Instead of keys and values, each place in a block stores the tokens that they stand for: all
+    tokens up to it. A sequence must attend to places with its own tokens, or to garbage of a failed
+    sequence; then its results are garbage too.
     """
 
     def __init__(
         self, window: int = 0, max_drafts: int = 0, accepted: tuple[int, ...] = (0,)
     ) -> None:
-        """`window`: positions that a token sees, itself included; 0 for all. `accepted`: how many
-        drafts decode rows get, one row after the other."""
+        """`window`: positions that a token sees, itself included; 0 for all. `accepted`: accepted
+        drafts of decode rows, one row after the other."""
         self.window = window or 10**9
         self.max_drafts = max_drafts
         self.accepted = cycle(accepted)
@@ -149,17 +149,17 @@ class PlayedWorker:
         assert copies.keys().isdisjoint(copies.values()), "a block is read and written"
         for target, source in copies.items():
             for offset in range(BLOCK_SIZE):
-                # What stood in the target before is gone, also where the source has nothing.
+                # The old content of the target is lost, even if the source is empty.
                 self.places[target, offset] = self.places.get((source, offset), ())
         self.copies += len(copies)
 
     def _decode(self, slot: int) -> int:
-        """Computes a decode row and its drafts; returns how many tokens it gets."""
+        """Computes a decode row and its drafts; returns its number of tokens."""
         if not self.max_drafts:
             self._compute(slot, 1)
             return 1
         if self.left[slot] < 1:
-            return 1  # the scheduler does not know yet that it has ended
+            return 1  # the scheduler has not received its end yet
         most = min(1 + self.max_drafts, self.left[slot])
         count = 1 if slot in self.failed else min(1 + next(self.accepted), most)
         self._compute(slot, count)
@@ -174,7 +174,7 @@ class PlayedWorker:
         for _ in range(count):
             position = self.computed[slot]
             if position == len(self.tokens[slot]):
-                # The token last sampled; which one it was is known when it is answered.
+                # The token sampled last; its value arrives with the answer.
                 self.tokens[slot].append(SAMPLED)
             assert position < len(self.blocks[slot]) * BLOCK_SIZE, "KV is written beyond the blocks"
             sound = slot not in self.failed and not self._attends_to_garbage(slot, position)
@@ -188,7 +188,7 @@ class PlayedWorker:
         return block, position % BLOCK_SIZE
 
     def _attends_to_garbage(self, slot: int, query: int) -> bool:
-        """Whether the token at position `query` sees garbage in what is computed."""
+        """Whether the token at position `query` sees garbage."""
         for position in range(max(0, query - self.window + 1), self.computed[slot]):
             stored = self.places[self._place(slot, position)]
             if stored == GARBAGE:
@@ -199,8 +199,8 @@ class PlayedWorker:
 
 @dataclass
 class Computed:
-    """A step that the worker has run: slots that failed in it, all named that have failed, and
-    those whose tokens come from garbage."""
+    """A step that the worker has run: slots that failed in it, all failed slots that it names, and
+    slots whose tokens come from garbage."""
 
     plan: StepPlan
     errors: set[int]
@@ -315,7 +315,7 @@ class Batching(RuleBasedStateMachine):
     @precondition(lambda self: self.requests)
     @rule(choice=st.integers(0, 1000), more=st.integers(1, 4), output=st.booleans())
     def fork(self, choice: int, more: int, output: bool) -> None:
-        """Others come with the same prompt, or go on where a request stands."""
+        """Others arrive with the same prompt, or continue from a request's current tokens."""
         origin = self.requests[choice % len(self.requests)]
         known = [*origin.prompt.tolist(), *(origin.output if output else ())]
         for _ in range(more):
@@ -332,7 +332,7 @@ class Batching(RuleBasedStateMachine):
 
     @rule()
     def admit(self) -> None:
-        """Nothing is planned, because enough is in flight."""
+        """No step is planned, because enough steps are in flight."""
         self._admit()
 
     @precondition(lambda self: self.requests)

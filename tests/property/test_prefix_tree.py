@@ -17,7 +17,7 @@ Prefix = tuple[str, tuple[int, ...]]
 
 @dataclass(eq=False)
 class Holder:
-    """A sequence as the pool sees it."""
+    """A sequence in the pool."""
 
     salt: str
     tokens: tuple[int, ...]
@@ -37,14 +37,14 @@ class PrefixCache(RuleBasedStateMachine):
         self.pool = BlockPool(num_blocks, BLOCK_SIZE)
         self.holders: list[Holder] = []
         self.clock = 0
-        # The model: cached prefixes, when each was last used, and which are not proven.
+        # The model: cached prefixes, the last use of each, and the unproven ones.
         self.cached: dict[Prefix, int] = {}
         self.used_at: dict[Prefix, int] = {}
         self.unproven: set[Prefix] = set()
 
     @rule(salt=st.sampled_from(["", "a"]), tokens=st.lists(st.integers(0, 1), max_size=14))
     def admit(self, salt: str, tokens: list[int]) -> None:
-        """A text takes the blocks that are cached for it and new ones for the rest."""
+        """A text gets its cached blocks, and new ones for the rest."""
         new = Holder(salt, tuple(tokens), [])
         found = self.pool.match(np.array(tokens, np.int32).tobytes(), salt)
         assert found == self._naive_match(new)
@@ -156,7 +156,7 @@ class PrefixCache(RuleBasedStateMachine):
                 self.used_at[prefix] = self.clock
 
     def _evict_naively(self, count: int) -> None:
-        """The least recently used of the idle prefixes that no other cached one continues."""
+        """The least recently used idle prefix that no other cached prefix continues."""
         held = {block for holder in self.holders for block in holder.blocks}
         for _ in range(count):
             ends = [
@@ -185,7 +185,7 @@ def _begins_with(prefix: Prefix, head: Prefix) -> bool:
 def test_a_match_ends_at_the_first_block_that_differs(
     texts: list[list[str]], asked: list[str]
 ) -> None:
-    """However the texts were split into runs: blocks after a difference are another prompt's."""
+    """For any split of texts into runs: blocks after a difference belong to another prompt."""
     pool = BlockPool(64, BLOCK_SIZE)
     cached: dict[str, int] = {}
     for text in texts:

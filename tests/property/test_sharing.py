@@ -1,5 +1,5 @@
 """Schedulers that share workers: each worker ends with one scheduler, shares differ by one at most,
-and nothing moves without a reason, whatever came and went before."""
+and no worker moves without a reason, after any changes."""
 
 import random
 from collections import Counter, deque
@@ -21,14 +21,14 @@ class Worker:
 
 
 class Fleet:
-    """Schedulers and workers; news from workers travel for a random time, in order."""
+    """Schedulers and workers; messages of workers arrive after a random time, in order."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
         self.workers: dict[str, Worker] = {}
         self.schedulers: dict[str, Sharing] = {}
-        # To one scheduler about one worker: when it arrives, and what.
+        # By scheduler and worker: arrival times and messages.
         self.news: dict[tuple[str, str], deque[tuple[float, Standing | None]]] = {}
         self.moves = 0
         self.unreachable: set[tuple[str, str]] = set()
@@ -181,7 +181,7 @@ def test_a_new_scheduler_gets_its_share_by_few_moves(
     fleet.run(60)
     share = workers // (schedulers + 1)
     assert share <= fleet.held()["new"] <= share + 1
-    # Each may give up one for the remainder, on old news of how many the others hold.
+    # Each may release one for the remainder, on old counts of the others' workers.
     assert share <= fleet.moves - before <= share + schedulers
 
 

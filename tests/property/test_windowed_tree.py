@@ -17,7 +17,7 @@ Prefix = tuple[str, tuple[int, ...]]
 
 @dataclass(eq=False)
 class Holder:
-    """A sequence as the pool sees it; it has given up its first `freed` blocks."""
+    """A sequence in the pool, without its first `freed` blocks."""
 
     salt: str
     tokens: tuple[int, ...]
@@ -46,7 +46,7 @@ class WindowedCache(RuleBasedStateMachine):
 
     @rule(salt=st.sampled_from(["", "a"]), tokens=st.lists(st.integers(0, 1), max_size=16))
     def admit(self, salt: str, tokens: list[int]) -> None:
-        """A text takes the blocks that it can go on from, and new ones for the rest."""
+        """A text gets the blocks from which it can continue, and new ones for the rest."""
         new = Holder(salt, tuple(tokens), [], 0)
         new.blocks = self.pool.match(np.array(tokens, np.int32).tobytes(), salt)
         assert new.blocks == self._naive_match(new)
@@ -90,7 +90,7 @@ class WindowedCache(RuleBasedStateMachine):
     @precondition(lambda self: self.holders)
     @rule(choice=st.integers(0, 99), count=st.integers(1, 3))
     def give_up(self, choice: int, count: int) -> None:
-        """A text gives up its first blocks."""
+        """A text releases its first blocks."""
         holder = self._chosen(choice)
         end = min(holder.freed + count, len(holder.tokens) // BLOCK_SIZE)
         if end > holder.freed:
@@ -154,7 +154,7 @@ class WindowedCache(RuleBasedStateMachine):
         return [p for p in holder.prefixes() if self.cached.get(p) in {*holder.held}]
 
     def _naive_match(self, holder: Holder) -> list[int]:
-        """The longest prefix whose last blocks are all cached, and that some cached text has."""
+        """The longest prefix of a cached text whose last blocks are all cached."""
         prefixes = holder.prefixes()
         for count in range(len(prefixes), 0, -1):
             seen = prefixes[max(0, count - self.reach) : count]

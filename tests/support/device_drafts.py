@@ -1,4 +1,4 @@
-"""A worker on a CPU that drafts and runs ahead of its results as one on a GPU does."""
+"""A worker on a CPU that drafts and runs ahead of its results like a worker on a GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.models.host_graphs import HostGraphBackend, with_host_graphs
 
 
 class RunsAhead(HostGraphBackend):
-    """Its results are read late, as those of a GPU: once another step has been submitted."""
+    """The driver reads a result after it has submitted another step, as on a GPU."""
 
     synchronous = False
 
@@ -43,7 +43,7 @@ class RunsAhead(HostGraphBackend):
     def wait(self, handle: Any) -> Outcome:
         with self._submitted:
             number = self._numbers.pop(id(handle))
-            # None may follow: the driver reads this result first, or a mask needs it.
+            # The timeout is for results that the driver or a mask needs before the next step.
             self._submitted.wait_for(lambda: self._number > number, timeout=0.03)
         return super().wait(handle)
 
@@ -52,7 +52,7 @@ class RunsAhead(HostGraphBackend):
 
 
 def drafting(monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadedWorker], LoadedWorker]:
-    """What makes a loaded CPU worker draft as one on a GPU does, as often as it can."""
+    """Returns a function that makes a loaded CPU worker draft like one on a GPU."""
     as_graphs = with_host_graphs(monkeypatch)
     monkeypatch.setattr(host_graphs, "HostGraphBackend", RunsAhead)
     monkeypatch.setattr(eager, "DeviceTimer", HostTimer)

@@ -1,4 +1,4 @@
-"""Sequences whose drafts are right and wrong, and what drafts must not change of them."""
+"""Sequences with right and wrong drafts, and checks that drafts do not change the outputs."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ LIKELY = [40, 41, 44, 49]
 
 
 def accepted(worker: LocalWorker, drafter: str = "suffix") -> int:
-    """Drafts that were right."""
+    """The number of accepted drafts."""
     return worker.engine.metrics.drafts.value(drafter, "accepted")
 
 
 def repetitive(seed: int, period: int = 7) -> list[int]:
-    """A prompt that says the same thing over and over."""
+    """A prompt of random tokens that repeat with a period."""
     return [40 + (seed * 31 + i * i) % 900 for i in range(period)] * 6
 
 
 def sampling(**fields: Any) -> pb.SlotSampling:
-    """Few tokens are likely, so that drafts are right and wrong."""
+    """A sampling in which few tokens are likely, so that drafts are right and wrong."""
     return pb.SlotSampling(
         **({"top_p": 1.0} | fields), bias_ids=pack(LIKELY), biases=pack_floats([14.0] * len(LIKELY))
     )
@@ -56,7 +56,7 @@ def sequences(length: int) -> list[Sequence]:
 
 
 def check_same(got: list[Sequence], want: list[Sequence]) -> None:
-    """Tokens are equal, log probabilities as near as with another batch."""
+    """Checks that tokens are equal, and log probabilities as near as in another batch."""
     for ours, theirs in zip(got, want, strict=True):
         assert not ours.failure
         assert ours.output == theirs.output
@@ -67,7 +67,7 @@ def check_same(got: list[Sequence], want: list[Sequence]) -> None:
 
 
 def compute_rows_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's GEMMs and attention depend on the batch, so each row is computed by itself."""
+    """Computes each row by itself, because torch's GEMMs and attention depend on the batch."""
     multiply = F.linear
 
     def linear_by_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -93,7 +93,7 @@ def compute_rows_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
 async def check_resumption(
     worker: LocalWorker, length: int, known: tuple[int, ...], run_ahead: int
 ) -> None:
-    """A sequence that starts with a part of its output goes on as it would have."""
+    """Checks that a sequence that starts with a part of its output continues unchanged."""
     driver = StepDriver(worker.stream(), worker.limits)
     for way in (sampling(), sampling(temperature=0.6, seed=9, frequency_penalty=0.1)):
         whole = Sequence(repetitive(3), length, sampling=way)
@@ -107,7 +107,7 @@ async def check_resumption(
 
 
 async def check_failed_step(worker: LocalWorker, length: int) -> None:
-    """A step with drafts that fails takes its sequences with it, and nothing else."""
+    """Checks that a failed step with drafts ends its own sequences and no others."""
     backend, drafted = worker.loaded.backend, 0
     submit = backend.submit
 

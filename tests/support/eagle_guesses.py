@@ -1,4 +1,4 @@
-"""What an EAGLE-3 head guesses on the graph backend, and what it should guess."""
+"""Compares the guesses of an EAGLE-3 head on the graph backend with the reference's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def backend_of(worker: LocalWorker) -> GraphBackend:
 async def check_guesses(
     worker: LocalWorker, reference: ReferenceHead, vocabulary: int, right: int = 0
 ) -> None:
-    """Runs prompts in chunks; compares all guesses, of which at least `right` are right."""
+    """Runs prompts in chunks; compares all guesses and checks that at least `right` are right."""
     prompts = ([(i * 61 + j * j * 7) % vocabulary for j in range(20 + 9 * i)] for i in range(3))
     ran = [Sequence(prompt, 24, sampling=pb.SlotSampling(top_p=1)) for prompt in prompts]
     made = recorded(backend_of(worker))

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads in the hub's format, and what they guess by the format's definition."""
+"""EAGLE-3 heads in the hub's format, and a reference for their guesses."""
 
 import json
 import math
@@ -29,7 +29,8 @@ def save_head(
 ) -> Path:
     """Saves a random head of the model in `target` for `drafts` of its tokens; returns `folder`.
 
-    `tokens` are these, by default random ones; `fields` are differences of its config.json.
+    `tokens` lists the draft tokens, by default random ones. `fields` replaces fields of the head's
+    config.json.
     """
     of_target = json.loads((target / "config.json").read_text())
     hidden, vocabulary = of_target["hidden_size"], of_target["vocab_size"]
@@ -90,7 +91,7 @@ def save(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Pa
     """Saves a head to `folder`, which it returns."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    # Copies, because a file cannot have one tensor twice.
+    # Copies, because a file cannot store two names for one tensor.
     copies = {name: tensor.clone() for name, tensor in tensors.items()}
     save_file(copies, folder / "model.safetensors")
     return folder
@@ -118,7 +119,7 @@ def save_bigrams(folder: Path) -> Path:
 def save_bigram_head(folder: Path, target: Path) -> Path:
     """Saves a head that guesses as the model of `save_bigrams` draws; returns `folder`.
 
-    Each position attends to itself alone. It adds the embedded token and takes the state away, so
+    Each position attends to itself alone. It adds the embedded token and subtracts the state, so
     its output is the next state, and a guess with a wrong state is wrong.
     """
     size = BIGRAM_VOCAB
@@ -129,7 +130,7 @@ def save_bigram_head(folder: Path, target: Path) -> Path:
     one, none = torch.eye(size), torch.zeros(size, size)
     kept = torch.cat((torch.arange(NEVER_GUESSED), torch.arange(NEVER_GUESSED + 1, size)))
     level = math.sqrt(size)  # of a normed one-hot vector
-    # Queries and keys are the same for all tokens, so their rotation alone makes scores differ.
+    # Queries and keys are the same for all tokens, so only their rotation makes scores differ.
     same = torch.cat((torch.full((size, size), 3.0 * math.sqrt(5.0) / level), none), 1)
     parts = "midlayer.self_attn."
     tensors |= {name: torch.ones(size) for name in tensors if "norm" in name}
@@ -165,7 +166,7 @@ class ReferenceHead:
             self.embedding = self.target.get_input_embeddings().weight.detach()
 
     def guesses(self, tokens: list[int], count: int) -> list[int]:
-        """The likeliest chain of `count` tokens behind `tokens`."""
+        """The likeliest chain of `count` tokens after `tokens`."""
         with torch.no_grad():
             found = self.target(torch.tensor([tokens[:-1]]), output_hidden_states=True)
             read = torch.cat([found.hidden_states[layer][0] for layer in self.inputs], -1)

@@ -1,4 +1,4 @@
-"""Schemas and grammars that are meant to take long: fields of StructuredOutput by name."""
+"""Schemas and grammars with long compilations: fields of StructuredOutput by name."""
 
 import json
 from typing import Any
@@ -45,5 +45,5 @@ HOSTILE: dict[str, dict[str, Any]] = {
     },
     "long strings": {"json_schema": json.dumps({"type": "string", "minLength": 10**6})},
 }
-# It would take llguidance 20 seconds, and none of its limits ends it: a helper process does.
+# llguidance would need 20 seconds, and none of its limits applies: a helper process ends it.
 TAKES_LONG = {"json_schema": json.dumps({"type": "integer", "multipleOf": 999983})}

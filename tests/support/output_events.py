@@ -1,4 +1,4 @@
-"""Outputs of a model as an output parser finds them, for tests of what becomes of them."""
+"""A model's outputs as parser events, for tests of the answers made from them."""
 
 import json
 import re
@@ -87,7 +87,7 @@ _NEW = ("id", "item_id", "call_id", "created_at", "completed_at")
 
 
 def without_ids(value: Any) -> Any:
-    """The value with ids and times replaced, which are new in each answer."""
+    """The value with ids and times replaced: each answer has new ones."""
     if isinstance(value, dict):
         return {
             key: "..."

@@ -1,4 +1,4 @@
-"""What a visitor does on the page of a gateway."""
+"""Actions of a visitor on the page of a gateway."""
 
 from playwright.sync_api import Page
 
@@ -29,14 +29,14 @@ def finish(page: Page) -> None:
 
 
 def ask(page: Page, text: str) -> str:
-    """Sends a message; its whole answer."""
+    """Sends a message; returns its whole answer."""
     begin(page, text)
     finish(page)
     return last_answer(page)
 
 
 def last_answer(page: Page) -> str:
-    """The text of the last answer, as the page keeps it."""
+    """The text of the last answer, as the page stores it."""
     return str(
         page.evaluate(
             """() => {

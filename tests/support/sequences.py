@@ -24,7 +24,7 @@ def admit(batch: WorkerBatch, sequence: Sequence) -> Restart | None:
 
 
 def sequence(prompt: int, max_tokens: int, arrival: int = 0, priority: int = 0) -> Sequence:
-    """A prompt of so many equal tokens: all prompts share their beginnings."""
+    """A prompt of `prompt` equal tokens: all prompts share their beginnings."""
     return Sequence(np.full(prompt, 3, np.int32), GREEDY, max_tokens, (EOS,), arrival, priority)
 
 

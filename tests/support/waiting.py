@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 async def eventually(condition: Callable[[], object], seconds: float = 5.0) -> None:
-    """Waits until a condition is true; AssertionError after so many seconds."""
+    """Waits until a condition is true; AssertionError after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

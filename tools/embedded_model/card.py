@@ -1,4 +1,4 @@
-"""The model card: what the model is, how it was made, and what it measurably does."""
+"""The model card: the model, its training, and its measurements."""
 
 from dataclasses import dataclass
 
@@ -11,13 +11,13 @@ SHOWN = (0, 1, 4, 5, 7, 8, 9, 10, 13, 14, 16, 18, 25)
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """How a model came to be."""
+    """The figures of a model's training."""
 
     command: str
     date: str
     machine: str
     documents: int
-    tokens: int  # that were trained on, repetitions counted
+    tokens: int  # trained tokens, with repetitions
     steps: int
     seconds: int
 

@@ -98,7 +98,7 @@ def documents(seed: int, start: int, stop: int) -> Iterator[Document]:
 
 
 def chat(rng: Random) -> list[Message]:
-    """One conversation: at times a system message, then one to some twenty topics."""
+    """One conversation: sometimes a system message, then one to about twenty topics."""
     memory = Memory()
     messages: list[Message] = []
     if rng.random() < 0.25:

@@ -1,6 +1,6 @@
-"""The Llama decoder as training runs it: the weights carry Hugging Face's names.
+"""The Llama decoder for training: the weights have Hugging Face's names.
 
-What is exported is loaded, tested and measured through transformers' own Llama.
+Tests and measurements load the exported model with transformers' own Llama.
 """
 
 from dataclasses import dataclass
@@ -88,7 +88,7 @@ class Mlp(nn.Module):
 
 
 class Layer(nn.Module):
-    """One decoder layer: attention and feed-forward, each behind its norm."""
+    """One decoder layer: attention and feed-forward, each after its norm."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class Decoder(nn.Module):
         return out
 
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross entropy of the targets [rows, length]; -100 marks what is not learned."""
+        """Mean cross entropy of the targets [rows, length]; -100 marks tokens not learned."""
         logits = F.linear(self(ids), self.embed_tokens.weight)
         following = F.pad(targets[:, 1:], (0, 1), value=-100)
         return F.cross_entropy(logits.float().flatten(0, 1), following.flatten())

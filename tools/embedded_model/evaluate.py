@@ -1,4 +1,4 @@
-"""What the exported model knows, measured through transformers as any Hugging Face folder.
+"""Measures the exported model in transformers, like any Hugging Face folder.
 
     python -m tools.embedded_model.evaluate shared/pagewire/embedded/model
 
@@ -77,7 +77,7 @@ class Speaker:
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder)
         self.model.to(device).eval()
         if device == "cpu":
-            self.model.float()  # few processors compute in bfloat16 at speed
+            self.model.float()  # few CPUs are fast in bfloat16
         self.device = device
 
     def answers(self, chats: list[list[dict[str, str]]], limit: int = 320) -> list[str]:
@@ -89,7 +89,7 @@ class Speaker:
         return self.continuations(prompts, limit)
 
     def continuations(self, prompts: list[str], limit: int = 320) -> list[str]:
-        """What the model writes behind each prompt until it stops."""
+        """The model's output after each prompt until it stops."""
         batch = self.tokenizer(prompts, return_tensors="pt", padding=True).to(self.device)
         with torch.inference_mode():
             out = self.model.generate(
@@ -103,7 +103,7 @@ class Speaker:
 
 
 def perplexity(model: Any, rows: Rows, device: str) -> tuple[float, int]:
-    """The perplexity of the learned tokens of the rows, and how many they are."""
+    """The perplexity of the learned tokens of the rows, and their number."""
     total, count = 0.0, 0
     for i in range(0, len(rows.ids), 4):
         ids = torch.from_numpy(rows.ids[i : i + 4].astype(np.int64)).to(device)
@@ -130,7 +130,7 @@ def small_sums() -> list[tuple[str, str]]:
 
 
 def sums_right(speaker: Speaker, batch: int) -> tuple[int, int]:
-    """How many of the small sums are answered right, of how many."""
+    """The number of right answers to the small sums, and the number of sums."""
     asked = small_sums()
     right = 0
     for i in range(0, len(asked), batch):

@@ -1,4 +1,4 @@
-"""What the model knows: colours, opposites, animals, the calendar, and a few simple facts."""
+"""The model's facts: colours, opposites, animals, the calendar, and a few simple facts."""
 
 # Word lists are kept as running text.
 # ruff: noqa: E501, SIM905
@@ -430,7 +430,7 @@ def colours(rng: Random, memory: Memory) -> list[Exchange]:
 
 
 def opposites(rng: Random, memory: Memory) -> list[Exchange]:
-    """Opposites, one to three in a row; later ones asked shortly."""
+    """Opposites, one to three in a row; later questions are short."""
     turns = []
     if rng.random() < 0.04:
         word = invented(rng)
@@ -452,7 +452,7 @@ def opposites(rng: Random, memory: Memory) -> list[Exchange]:
 
 
 def _opposite(rng: Random) -> tuple[str, str]:
-    """A word and its opposite; a word that stands in several pairs keeps its first."""
+    """A word and its opposite; a word in several pairs keeps its first."""
     first: dict[str, str] = {}
     for a, b in OPPOSITES:
         first.setdefault(a, b)
@@ -595,7 +595,7 @@ def capitals(rng: Random, memory: Memory) -> list[Exchange]:
 
 
 def uses(rng: Random, memory: Memory) -> list[Exchange]:
-    """What a thing is for, and with what one does something."""
+    """The use of a thing, and the thing for a use."""
     thing, use = rng.choice(list(USES.items()))
     many = thing == "scissors" or (thing.startswith("your ") and thing.endswith(("s", "t", "h")))
     many = many and thing != "your nose"
@@ -610,7 +610,7 @@ def uses(rng: Random, memory: Memory) -> list[Exchange]:
 
 
 def groups(rng: Random, memory: Memory) -> list[Exchange]:
-    """Naming members of a group, and telling what kind of thing something is."""
+    """Members of a group, and the group of a thing."""
     group = rng.choice(list(GROUPS))
     plural = {"fruit": "fruits", "country": "countries"}.get(group, f"{group}s")
     members = GROUPS[group]

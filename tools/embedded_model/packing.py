@@ -1,6 +1,6 @@
-"""Documents as rows of tokens: whole documents one behind the other, the rest padding.
+"""Documents as rows of tokens: whole documents one after the other, the rest padding.
 
-Only answers and plain texts are learned; what the user says is read but not imitated.
+Only answers and plain texts are learned; the user's messages are context.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ SHARD = 4000  # documents
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Packed token rows, which of their tokens are learned, and the digests of the documents."""
+    """Packed token rows, the mask of learned tokens, and the digests of the documents."""
 
     ids: Ids  # [rows, length]
     learned: Mask  # [rows, length]
@@ -30,10 +30,9 @@ class Rows:
 
 
 def answer_mask(ids: Ids, assistant_id: int) -> Mask:
-    """Which tokens of one rendered document are learned: all of a text, the answers of a chat.
+    """The learned tokens of one rendered document: all of a text, the answers of a chat.
 
-    An answer is what stands between the assistant's header and its end-of-turn token, which is
-    learned too.
+    An answer is the text after the assistant's header, up to and with its end-of-turn token.
     """
     if ids[0] != TURN_START_ID:
         return np.ones(len(ids), dtype=np.bool_)
@@ -89,7 +88,7 @@ def pack(
 ) -> Rows:
     """The first ``count`` documents of a seed as rows of ``length`` tokens.
 
-    Documents whose digest is in ``skip`` are left out: so held-out text is never training text.
+    Documents whose digest is in ``skip`` are left out, so held-out text is never training text.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     work = partial(_shard, tokenizer.to_str(), length, seed, skip)

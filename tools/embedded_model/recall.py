@@ -1,4 +1,4 @@
-"""Questions about what was just said: facts the user tells, passages to read, words to repeat."""
+"""Questions about earlier messages: facts the user tells, passages to read, words to repeat."""
 
 from random import Random
 
@@ -38,7 +38,7 @@ def name(rng: Random, memory: Memory) -> list[Exchange]:
 
 
 def _things(rng: Random) -> tuple[str, str, list[tuple[str, list[str], str]]]:
-    """A statement about the user, a reply, and what can be asked of it later."""
+    """A statement about the user, a reply, and later questions about it."""
     kind = rng.randrange(11)
     if kind <= 1:  # two coloured things
         (a, b), (c, d) = rng.sample(words.THINGS, 2), rng.sample(words.COLOURS, 2)

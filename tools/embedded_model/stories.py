@@ -28,7 +28,7 @@ class Hero:
 
 @dataclass(slots=True)
 class Story:
-    """A told story in its parts, what it can be asked, and how it can be wished for."""
+    """A told story in its parts, with questions about it and requests for it."""
 
     opening: str
     rest: str
@@ -132,7 +132,7 @@ def story(rng: Random) -> Story:
 
 
 def _wish(rng: Random, told: Story) -> str:
-    """How a user asks for this very story."""
+    """A user's request for this story."""
     hero = told.hero
     about = rng.random()
     if about < 0.12:
@@ -192,7 +192,7 @@ def on_request(rng: Random, memory: Memory) -> list[Exchange]:
 
 
 def continued(rng: Random, memory: Memory) -> list[Exchange]:
-    """The user gives the beginning, the answer goes on."""
+    """The user writes the beginning, the answer continues it."""
     told = story(rng)
     lead = one(rng, "Continue this story: |Go on: |Finish this story: |How does it go on? |")
     return [Exchange(lead + told.opening, told.rest, True)]
@@ -207,7 +207,7 @@ def read_aloud(rng: Random, memory: Memory) -> list[Exchange]:
 
 
 def offered(rng: Random, memory: Memory) -> list[Exchange]:
-    """The model offers a story, and the user takes it or does not."""
+    """The model offers a story, and the user accepts or declines."""
     mood = one(
         rng,
         "I am bored.|I'm bored.|I have nothing to do.|I am sad.|I feel sad.|I had a bad day.|"

@@ -288,7 +288,7 @@ FAVOURITES = {
     "word": ("friend", ["What is your favourite word?"]),
     "story": ("the story of the brave little fox", ["What is your favourite story?"]),
 }
-# What lies outside the small world.
+# Topics outside the small world.
 STRANGE = (
     "quantum physics|the stock market|politics|the president|football results|Shakespeare|"
     "the French Revolution|black holes|machine learning|chemistry|the war|taxes|bitcoin|Python|"
@@ -331,7 +331,7 @@ def _named(text: str, memory: Memory) -> str:
 
 
 def saying(rng: Random, memory: Memory) -> list[Exchange]:
-    """One everyday remark or question with its answer; at times after a greeting in one turn."""
+    """One everyday remark or question with its answer; sometimes after a greeting in one turn."""
     users, answers = rng.choice(SAYINGS)
     user = one(rng, users)
     answer = _named(one(rng, answers), memory)

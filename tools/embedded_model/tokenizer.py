@@ -1,6 +1,6 @@
 """The byte-level BPE tokenizer: its training, its files, and the text of a document.
 
-Every byte is in the vocabulary, so any UTF-8 text goes in and comes out unchanged.
+Every byte is in the vocabulary, so any UTF-8 text is encoded and decoded unchanged.
 """
 
 import json
@@ -25,7 +25,7 @@ CHAT_TEMPLATE = (
 def render(document: Document) -> str:
     """The training text of a document: a chat as the template renders it, or its plain text.
 
-    It ends with the end-of-text token, which divides documents in a packed row.
+    It ends with the end-of-text token, which separates documents in a packed row.
     """
     if document.text:
         return document.text + END_OF_TEXT

@@ -1,4 +1,4 @@
-"""What a piece of conversation is: an exchange of two turns, and the memory a chat keeps."""
+"""The parts of a conversation: an exchange of two turns, and the memory of a chat."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from tools.embedded_model import words
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One user turn and the answer to it. ``exact`` says that the user's text bears no noise."""
+    """One user turn and the answer to it. ``exact``: the user's text gets no noise."""
 
     user: str
     assistant: str
@@ -18,7 +18,7 @@ class Exchange:
 
 @dataclass(slots=True)
 class Memory:
-    """What was said in this chat so far, as questions that can still be asked.
+    """The facts of this chat so far, as questions that can still be asked.
 
     ``facts`` maps a key ("name", "pet") to the questions about it and their one answer.
     """
@@ -33,7 +33,7 @@ Topic = Callable[[Random, Memory], list[Exchange]]
 
 
 def invented(rng: Random) -> str:
-    """A made-up word, so that unseen words are copied and not replaced by known ones."""
+    """A made-up word, so that the model copies unseen words instead of replacing them."""
     return "".join(rng.choice(words.SYLLABLES) for _ in range(rng.randint(2, 3)))
 
 

@@ -2,8 +2,8 @@
 
     python -m tools.embedded_model.train --out shared/pagewire/embedded/model
 
-runs on one GPU in some minutes, or on a CPU with a small --steps. The corpus depends on the seed
-alone; --seconds bounds the time of training by fitting the number of steps to the machine.
+runs on one GPU in some minutes, or on a CPU with a small --steps. The corpus depends only
+on the seed; --seconds bounds the time of training by fitting the number of steps to the machine.
 """
 
 import argparse

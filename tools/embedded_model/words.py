@@ -30,7 +30,7 @@ THING_HEROES = (
 ).split("|")
 JOBS = "baker farmer sailor painter teacher gardener doctor cook fisherman builder".split()
 
-# What a named hero is called by: she, he, it.
+# The pronoun of a named hero: she, he, it.
 FEMALE = "she her her".split()
 MALE = "he him his".split()
 NEUTER = "it it its".split()
@@ -105,7 +105,7 @@ SYLLABLES = (
     "bra cle dri flo gre kri plu sha tho tri xan yor zel quin lor mar win ter gor nix bel dar"
 ).split()
 
-# Characters that take two, three and four bytes, so that they also pass through the tokenizer.
+# Characters of two, three and four bytes, so that the tokenizer sees them too.
 GLYPHS = list("éèüößñçåøłšžабвгдеλπσω中文日本語東京你好안녕あいうえお☀★♥✓→€😀🙂🎉🚀🐱🌍🍎👍")
 
 

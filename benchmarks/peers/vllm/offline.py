@@ -3,8 +3,8 @@
     PYTHONPATH=services:shared python benchmarks/peers/vllm/offline.py --model DIR FILE... \
         [--output OUT.jsonl]
 
-Runs in an environment that has vLLM. Files are those of `benchmarks/write_requests.py`. Weights are
-random, so DIR needs a config.json only. The best of `--rounds` counts; the prefix cache is on, and
+Runs in an environment that has vLLM. `benchmarks/write_requests.py` writes the files. Weights are
+random, so DIR needs only a config.json. The best of `--rounds` counts; the prefix cache is on, and
 emptied between rounds.
 """
 

@@ -1,4 +1,4 @@
-"""Real processes whose model says what the prompt tells it to say, and the clients of two APIs."""
+"""Real processes whose model writes the text that the prompt asks for, and clients of two APIs."""
 
 from collections.abc import AsyncIterator
 
@@ -13,7 +13,7 @@ from support.scripted.text_worker import text_fleet
 
 @pytest_asyncio.fixture(loop_scope="package", scope="package")
 async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
-    """A gateway, a scheduler and a worker. A test that kills one waits until it is there again."""
+    """A gateway, a scheduler and a worker. A test that kills one waits until it runs again."""
     async with text_fleet(tmp_path_factory.mktemp("model")) as started:
         yield started
 

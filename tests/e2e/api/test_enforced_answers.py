@@ -1,4 +1,4 @@
-"""Answers of a real model whose form is enforced: OpenAI's `parse`, schemas, required calls."""
+"""Answers of a real model with an enforced form: OpenAI's `parse`, schemas, required calls."""
 
 import json
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""Calls that a grammar enforces, by the embedded model, which never saw a tool."""
+"""Calls that a grammar enforces, by the embedded model, which was not trained on tools."""
 
 import json
 from typing import Any

@@ -59,7 +59,7 @@ def test_what_is_refused(stack: RunningStack) -> None:
 def test_a_large_text_does_not_hold_up_others(
     stack: RunningStack, reference: tuple[Any, Any]
 ) -> None:
-    """Half a million characters take a second or more; other requests are answered meanwhile."""
+    """Half a million characters need a second or more; other requests are answered meanwhile."""
     text = "the quick brown fox " * 30_000
     found: dict[str, Any] = {}
 

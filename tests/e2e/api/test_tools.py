@@ -1,6 +1,6 @@
 """Tool calls and reasoning with OpenAI's client against real processes.
 
-The worker says what the prompt asks it to say, because a tiny model cannot call tools.
+The worker writes the text that the prompt asks for, because a tiny model cannot call tools.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ def said(text: str, **fields: Any) -> dict[str, Any]:
 
 
 async def collected(client: openai.AsyncOpenAI, **fields: Any) -> tuple[dict[str, Any], list[Any]]:
-    """The message and finish reason that the deltas of a stream add up to, and the chunks."""
+    """The message and finish reason from all deltas of a stream, and the chunks."""
     message: dict[str, Any] = {"content": None, "reasoning_content": "", "reasoning": ""}
     calls: list[dict[str, Any]] = []
     chunks = []
@@ -244,7 +244,7 @@ def without_ids(lines: list[str]) -> list[dict[str, Any]]:
 
 
 def merged(deltas: list[dict[str, Any]]) -> list[Any]:
-    """The output in order, neighbouring pieces of a kind joined: where they are cut may differ."""
+    """The output in order, with neighbouring pieces of a kind joined: their cuts may differ."""
     output: list[Any] = []
     for choice in deltas:
         for name, value in choice["delta"].items():

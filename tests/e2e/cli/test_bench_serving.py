@@ -1,4 +1,4 @@
-"""`benchmarks/serving.py` with a tiny model: what it starts, sends and counts."""
+"""`benchmarks/serving.py` with a tiny model: its services, requests and figures."""
 
 import importlib.util
 import subprocess

@@ -230,7 +230,7 @@ def test_bench_offline_counts_every_token(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_bench_speculative_replays_texts(tmp_path: Path) -> None:
-    """Random weights, and outputs that are those of the file: one repeats its prompt, one not."""
+    """Random weights, with the outputs of the file: one repeats its prompt, one does not."""
     words = "red kite plums garden kitchen house"
     texts = [
         {"kind": "quote", "prompt": f"Say: {words}. {words}.", "continuation": f" {words}." * 4},

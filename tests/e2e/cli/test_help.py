@@ -48,7 +48,7 @@ print(json.dumps([[shown(words, {}), shown(words, {"COLUMNS": "80"})] for words 
 
 
 def shown(*arguments: str, columns: str | None = None) -> str:
-    """What a command prints in a pipe."""
+    """The output of a command in a pipe."""
     environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     if columns:
         environment["COLUMNS"] = columns
@@ -79,7 +79,7 @@ def all_shown() -> dict[tuple[str, ...], tuple[str, str]]:
 
 
 def flags_of(words: tuple[str, ...]) -> list[str]:
-    """The flags of a command, as typer knows them."""
+    """The flags of a command, from typer."""
     from typer.main import get_command
 
     command = get_command(make_app())

@@ -1,4 +1,4 @@
-"""What `pagewire run` prints: examples that work as copied, and what is wrong, said once."""
+"""The output of `pagewire run`: examples that work as copied, and errors, printed once."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def ended(*flags: str) -> subprocess.CompletedProcess[str]:
 
 
 def run_in_shell(command: str, **environment: str) -> str:
-    """What a copied command prints."""
+    """The output of a copied command."""
     done = subprocess.run(
         ["bash", "-c", command],
         capture_output=True,
@@ -165,7 +165,7 @@ def test_a_missing_chat_template_is_said_before_anything_starts(
 ) -> None:
     missing = tmp_path / "nothing.jinja"
     flags = ["--chat-template", str(missing)]
-    if several:  # the first of which would be downloaded
+    if several:  # the first would be downloaded
         flags = ["--model", "first=acme/tiny", "--model", f"b=embedded,chat_template={missing}"]
     done = ended(*flags)
     assert done.returncode == 1

@@ -108,7 +108,7 @@ def test_generate_with_a_url_where_no_server_is_refuses_as_chat_does() -> None:
 
 
 def test_generate_says_that_it_starts_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without --url; no server listens on the default port in a test."""
+    """Without --url: no server listens on the default port in a test."""
     import socket
 
     with socket.socket() as probe:

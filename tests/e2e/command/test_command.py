@@ -20,7 +20,7 @@ PARAMS = SamplingParams(max_tokens=40, ignore_eos=True)
 
 
 class Stack:
-    """An LLM with the scripted program, and what the program has received."""
+    """An LLM with the scripted program, and the messages that the program received."""
 
     def __init__(self, folder: Path) -> None:
         self.log, self.mark = folder / "log", folder / "mark"
@@ -59,7 +59,7 @@ def prompts(count: int, first: int = 7) -> list[list[int]]:
 
 
 def test_many_sequences_run_together(stack):
-    asked = prompts(100)  # more than there are slots
+    asked = prompts(100)  # more than the slots
     assert stack.tokens(*asked) == [scripted.expected(prompt, 40) for prompt in asked]
 
 

@@ -20,7 +20,7 @@ TESTED = (
 
 
 def output_of(name: str, *arguments: str) -> str:
-    """What an example prints; it must end without an error or a warning."""
+    """The output of an example, which must end without an error or a warning."""
     done = subprocess.run(
         [sys.executable, "-W", "error", EXAMPLES / f"{name}.py", *arguments],
         capture_output=True,
@@ -57,7 +57,7 @@ def test_streaming():
     animals = [line.split(":")[0] for line in lines]
     assert set(animals) == {"fox", "bear", "cat"}
     assert all(animals.count(animal) > 5 for animal in set(animals))
-    # Side by side: each has begun before one has ended.
+    # In parallel: each has begun before the first has ended.
     ends = [len(animals) - animals[::-1].index(animal) for animal in set(animals)]
     assert max(animals.index(animal) for animal in set(animals)) < min(ends)
 

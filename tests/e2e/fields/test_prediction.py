@@ -40,7 +40,7 @@ def ask(stack: RunningStack, **fields: Any) -> dict[str, Any]:
         "ignore_eos": True,
         "seed": 7,
         "temperature": 0.8,
-        # Each has blocks of its own, and so the tokens of a whole prompt.
+        # Each has its own blocks, and so the tokens of a whole prompt.
         "cache_salt": str(time.perf_counter_ns()),
     }
     answer = httpx.post(f"{stack.url}/v1/chat/completions", json=body | fields, timeout=60)
@@ -96,7 +96,7 @@ def test_usage_counts_what_was_right_and_what_was_not(
 ) -> None:
     want = text(ask(speculating))
     accepted, rejected = counted(ask(speculating, **guess(want)))
-    # Of each step the last token is drawn and no draft.
+    # The last token of each step is drawn, not a draft.
     assert LENGTH * 3 // 4 <= accepted < LENGTH
     assert rejected < 8
     half = want[: len(want) // 2]
@@ -104,7 +104,7 @@ def test_usage_counts_what_was_right_and_what_was_not(
     assert LENGTH // 3 <= accepted < LENGTH * 2 // 3
     assert 3 <= rejected < 30
     accepted, rejected = counted(ask(speculating, **guess("xyzzy 42 " * 40)))
-    assert accepted + rejected < 20  # no token of it came, so hardly any was tried
+    assert accepted + rejected < 20  # no token of it occurred, so hardly any draft was tried
     assert counted(ask(speculating, **guess(""))) == (0, 0)
     assert counted(ask(stack, **guess(want))) == (0, 0)
 
@@ -215,7 +215,7 @@ def test_a_killed_worker_changes_no_byte(speculating: RunningStack) -> None:
 def _streamed(
     stack: RunningStack, body: dict[str, Any], kill_after: int | None
 ) -> tuple[str, dict[str, Any]]:
-    """The text of a stream, and its usage. The worker is killed after so many characters."""
+    """The text of a stream, and its usage. The worker is killed after a number of characters."""
     received, usage = "", {}
     url = f"{stack.url}/v1/chat/completions"
     with httpx.stream("POST", url, json=body, timeout=120) as stream:

@@ -55,7 +55,7 @@ def alive(pid: int) -> bool:
 
 
 def python(script: str, *arguments: str) -> "subprocess.Popen[str]":
-    """A script in an interpreter of its own."""
+    """A script in a new interpreter."""
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(script), *arguments],
         stdout=subprocess.PIPE,
@@ -204,7 +204,7 @@ def test_an_interrupted_call_leaves_nothing_behind(llm):
 
 
 def test_the_garbage_collector_ends_the_processes():
-    """Here while they start."""
+    """Here during the start."""
     model = AsyncLLM(**SETTINGS)
     stack = model._stack
     until(lambda: len(stack.pids) == 2, 30)
@@ -223,7 +223,7 @@ def test_what_cannot_start_says_why(tmp_path):
 
 @pytest.mark.parametrize("end", ["exit", "kill"])
 def test_processes_end_with_the_script(end):
-    """At its regular end without `close`, and when the script itself is killed."""
+    """At the regular end of the script without `close`, and when it is killed."""
     script = python(
         """
         import sys

@@ -1,4 +1,4 @@
-"""Quantized weights answer as plain ones do, through all processes."""
+"""Quantized weights answer like plain ones, through all processes."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""`pagewire run` with two models: one that is killed or flooded leaves the other alone."""
+"""`pagewire run` with two models: one that is killed or flooded does not affect the other."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from support.processes.stack_process import RunningStack, running_stack
 
 pytestmark = pytest.mark.timeout(240)
 
-# Two models of one tokenizer; the weights of the second are random, so their texts differ.
+# Two models with the same tokenizer; the second has random weights, so their texts differ.
 FIRST, SECOND = "first", "org/second:1"
 FLAGS = (
     "--model",
@@ -29,7 +29,7 @@ FLAGS = (
 )
 PROMPTS = [f"Tell me about {topic}." for topic in ("ships", "rain", "bread", "clocks")]
 TOKENS = 400
-# Beyond the quiet run's longest pause: others use this machine's cores, a starting process too.
+# Beyond the quiet run's longest pause: other processes, also starting ones, use the cores.
 MAX_EXTRA_PAUSE = 1.0
 
 
@@ -42,7 +42,7 @@ def stack() -> Iterator[RunningStack]:
 
 @dataclass
 class Stream:
-    """What a client got of one answer; `pause` is its longest wait for a chunk, in seconds."""
+    """One answer at its client; `pause` is the longest wait for a chunk, in seconds."""
 
     status: int = 0
     text: str = ""
@@ -80,7 +80,7 @@ async def stream(
 
 
 async def streams(client: httpx.AsyncClient, model: str) -> list[Stream]:
-    """A stream of each prompt, at once."""
+    """A stream of each prompt, all at once."""
     return list(await asyncio.gather(*(stream(client, model, prompt) for prompt in PROMPTS)))
 
 
@@ -107,7 +107,7 @@ def assert_undisturbed(seen: list[Stream], quiet: list[Stream]) -> None:
 
 
 def shown(*arguments: str) -> str:
-    """What a command prints."""
+    """The output of a command."""
     command = [sys.executable, "-m", "pagewire.cli.main", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr

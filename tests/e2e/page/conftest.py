@@ -12,7 +12,8 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright  
 
 from support.processes.stack_process import RunningStack, running_stack  # noqa: E402
 
-# As distributions name it. Playwright's own browsers are not used: they come from its own servers.
+# Distributions' names of Chromium. Playwright's own browsers come from its own servers, so they
+# are not used.
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -32,7 +33,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="package")
 def stack() -> Iterator[RunningStack]:
     """`pagewire run` with the embedded model and a playground. A test may kill its worker."""
-    # On a busy machine a worker may take longer to start than requests wait for it by default.
+    # On a busy machine a worker may start more slowly than requests wait by default.
     with running_stack("--playground", "--resume-timeout", "120") as started:
         yield started
 
@@ -53,5 +54,5 @@ def page(browser: Browser, stack: RunningStack) -> Iterator[Page]:
 
 
 def _is_fault(line: ConsoleMessage) -> bool:
-    """Whether the page is at fault: Chromium also reports answers such as 400, which it shows."""
+    """Whether the line is an error of the page: Chromium also logs answers such as 400."""
     return line.type == "error" and not line.text.startswith("Failed to load resource")

@@ -87,7 +87,7 @@ def test_a_tool_call_is_a_card_whose_result_goes_back(page: Page) -> None:
     page.click("#show-settings")
     page.click("text=Insert an example tool")
     tools = page.input_value("#set-tools")
-    # The embedded model calls no tools by itself; the API's answer is replaced by one that does.
+    # The embedded model calls no tools by itself; a tool call replaces the API's answer.
     bodies: list[dict[str, object]] = []
 
     def answer(route: object, request: object) -> None:

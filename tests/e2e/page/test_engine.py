@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 from support.page_actions import begin, finish, set_field
 from support.processes.stack_process import RunningStack
 
-TICK = 20_000  # milliseconds to wait for something that a tick of a second brings
+TICK = 20_000  # milliseconds to wait for a change that a tick of a second brings
 
 
 def open_engine(page: Page) -> None:

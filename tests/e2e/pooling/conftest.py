@@ -1,4 +1,4 @@
-"""Stacks that embed or score, one for each module that asks for it."""
+"""Stacks that embed or score, one for each module that needs it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ SMALL_STEPS = ("--worker-max-num-batched-tokens", "24", "--torch-threads", "1")
 
 @dataclass(frozen=True)
 class PoolingStack:
-    """A stack, and the same model by transformers."""
+    """A stack, and the same model in transformers."""
 
     stack: RunningStack
     model: Any

@@ -206,7 +206,7 @@ def test_a_large_body_and_many_inputs(embedder) -> None:
     texts = [f"{'word ' * (number % 50)} {number}" for number in range(300)]
     made = client.embeddings.create(model=model, input=texts)
     check(made.data, [embedding(embedder.model, embedder.tokens(t), "last") for t in texts])
-    long = "y" * 9000  # larger than what the scheduler tokenizes itself
+    long = "y" * 9000  # too large for the scheduler to tokenize itself
     options = {"truncate_prompt_tokens": 100}
     made = client.embeddings.create(model=model, input=[long], extra_body=options)
     ids = embedder.tokens(long)[-100:]

@@ -1,4 +1,4 @@
-"""Requests without output are limited, counted, ended and run again as completions are."""
+"""Requests without output are limited, counted, ended and rerun like completions."""
 
 import asyncio
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ MANY = ["some words to embed " * 20] * 400
 
 @pytest.fixture(scope="module")
 def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningStack, Any]]:
-    """A mean over all tokens, in a pool that is much smaller than what waits, with an API key."""
+    """A mean over all tokens, in a pool much smaller than the waiting requests, with an API key."""
     folder = tmp_path_factory.mktemp("crowded")
     model = save_embedder(folder, "mean")
     keys = folder / "keys.yaml"

@@ -12,7 +12,7 @@ from support.models.pooling_models import classified, yes_probability
 
 QUERY = "How are you today?"
 DOCUMENTS = ["I am fine, thank you.", "def main() -> None:", "naive", "The lazy dog. " * 8]
-# The prompt that the model cards of Qwen3's rerankers give.
+# The prompt in the model cards of Qwen3's rerankers.
 FORMAT = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
     'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
@@ -29,7 +29,7 @@ def post(stack, path: str, **body) -> dict:
 
 
 def by_head(classifier, query: str, document: str) -> float:
-    """The sigmoid of the head's logit, of the two texts as the tokenizer joins them."""
+    """The sigmoid of the head's logit, for two texts that the tokenizer joins."""
     logit = classified(classifier.model, classifier.tokens(query, document))
     return 1 / (1 + math.exp(-logit))
 

@@ -1,4 +1,4 @@
-"""`thinking_token_budget` with the embedded model, made to reason by its chat template."""
+"""`thinking_token_budget` with the embedded model, whose chat template makes it reason."""
 
 import os
 import signal

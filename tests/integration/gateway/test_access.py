@@ -1,4 +1,4 @@
-"""API keys at a gateway process: who may send requests, limits, and reloads."""
+"""API keys at a gateway process: access, limits, and reloads."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What keys are charged for any mix of requests, over real connections."""
+"""The charges of keys for any mix of requests, over real connections."""
 
 import asyncio
 import json
@@ -152,7 +152,7 @@ def invalid_body(rng: random.Random, body: dict[str, Any]) -> bytes:
 async def send_one(
     server: GatewayWithAccounts, rng: random.Random, name: str, reported: list[int]
 ) -> None:
-    """One request of a client that may leave early; adds the usage of its answer to `reported`."""
+    """Sends a request whose client may leave early; adds the usage of its answer to `reported`."""
     body = json.dumps(body_of(rng)).encode()
     kind = rng.random()
     if kind < 0.15:
@@ -182,7 +182,7 @@ async def send_one(
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_keys_are_charged_for_what_they_used(seed: int) -> None:
-    """Keys are removed and added meanwhile; the limits of one refuse most of its requests."""
+    """Keys are removed and added meanwhile; the limits of one key refuse most of its requests."""
     rng = random.Random(seed)
     rich = RateLimits(LIMIT, LIMIT)
     async with opened(ada=rich, bob=RateLimits(LIMIT, 2000, 4)) as server:
@@ -242,7 +242,7 @@ async def test_requests_that_a_drain_ends_are_charged() -> None:
 
 
 async def test_a_request_that_resumes_is_charged_once() -> None:
-    """A scheduler is lost twice. A client that leaves meanwhile pays for what it received."""
+    """A scheduler is lost twice. A client that leaves meanwhile pays for the tokens it received."""
     async with opened(ada=RateLimits(LIMIT, LIMIT), bob=RateLimits(LIMIT, LIMIT)) as server:
         link = next(iter(server.gateway.schedulers.links.values()))
         body = {"prompt": "abc " * 40, "max_tokens": 200, "n": 2, "stream": True}

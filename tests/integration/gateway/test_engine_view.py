@@ -1,4 +1,4 @@
-"""The engine's view at the HTTP port: what it says, who may see it, and that it ends."""
+"""The engine's view at the HTTP port: its content, its access, and its end."""
 
 import asyncio
 import json

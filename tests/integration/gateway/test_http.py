@@ -125,7 +125,7 @@ async def test_several_prompts(client: openai.AsyncOpenAI, stream: bool) -> None
 async def test_choices_have_consecutive_seeds(
     client: openai.AsyncOpenAI, peer: ScriptedScheduler, stream: bool
 ) -> None:
-    """Choice i of n equals what the prompt alone gives with seed + i. The prompt counts once."""
+    """Choice i of n equals the answer to the prompt alone with seed + i. The prompt counts once."""
     made = await client.completions.create(
         model="scripted",
         prompt=["a b", "c"],
@@ -246,7 +246,7 @@ async def test_a_request_past_its_deadline_is_not_retried(
     response = await http.post("/v1/completions", json=body)
     assert response.status_code == 504
     assert response.json()["error"]["code"] == "deadline_exceeded"
-    # Less what has passed since the request's arrival.
+    # Minus the time since the request's arrival.
     assert 600 < peer.submitted[0].deadline_ms <= 700
     async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none") as retrying:
         with pytest.raises(openai.InternalServerError):

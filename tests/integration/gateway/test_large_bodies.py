@@ -1,4 +1,4 @@
-"""Bodies that helper processes parse: they give the same jobs and errors as small ones."""
+"""Bodies that helper processes parse: the jobs and errors are those of small bodies."""
 
 import asyncio
 import json

@@ -124,7 +124,7 @@ async def _served(
 
 @pytest.mark.parametrize("reads", [False, True])
 async def test_an_answer_that_is_not_read_ends(reads: bool) -> None:
-    """One that is read slowly goes on, though the kernel takes no more data for some time."""
+    """A slow reader's answer continues, although the kernel accepts no data for some time."""
     size, piece = 24 << 20, 1 << 20
     ended = asyncio.Event()
 
@@ -298,7 +298,7 @@ def test_pages_of_configured_origins_may_call(served: GatewayProcess) -> None:
 
 @pytest.mark.parametrize("origin", [ORIGIN, "https://evil.example"])
 def test_pages_may_use_openais_client(served: GatewayProcess, origin: str) -> None:
-    """Its headers are many, and other clients have others."""
+    """It has many headers, and other clients have other ones."""
     headers = "authorization, content-type, x-stainless-arch, x-stainless-os, x-stainless-runtime"
     asked = {
         "origin": origin,
@@ -347,7 +347,7 @@ def test_no_page_may_call_by_default() -> None:
 
 
 async def _echo(scope: Any, receive: Any, send: Any) -> None:
-    """An application that answers with the body that it gets."""
+    """An application that answers with the body that it receives."""
     body, more = b"", True
     while more:
         message = await receive()
@@ -360,7 +360,7 @@ async def _echo(scope: Any, receive: Any, send: Any) -> None:
 
 @pytest.mark.parametrize("pieces", [1, 7, 1000], ids="{} bytes a read".format)
 async def test_an_offer_of_another_protocol_is_ignored(pieces: int) -> None:
-    """Java's HTTP client offers HTTP/2 with every request; its bodies were taken for empty."""
+    """Java's HTTP client offers HTTP/2 with every request; its bodies once arrived as empty."""
     offer = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAM\r\n"
     post = b"POST /x HTTP/1.1\r\nhost: x\r\n"
     requests = (

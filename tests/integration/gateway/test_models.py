@@ -1,4 +1,4 @@
-"""A gateway in front of two models: one that is lost or overloaded leaves the other alone."""
+"""A gateway in front of two models: one that is lost or overloaded does not affect the other."""
 
 import asyncio
 from collections.abc import AsyncIterator

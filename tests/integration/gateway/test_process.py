@@ -117,7 +117,7 @@ async def _overload(process: GatewayProcess) -> None:
 async def test_a_request_that_schedulers_would_refuse_is_refused_by_its_head(
     served: GatewayProcess, http: httpx.AsyncClient, peer: ScriptedScheduler
 ) -> None:
-    """Its body is not read, no scheduler gets it, and open requests go on."""
+    """Its body is not read, no scheduler gets it, and open requests continue."""
     peer.step = 0.01
     body = {"prompt": "x", "max_tokens": 100}
     running = asyncio.create_task(http.post("/v1/completions", json=body))
@@ -155,7 +155,7 @@ async def test_a_request_that_schedulers_would_refuse_is_refused_by_its_head(
 
 
 async def test_a_request_sent_while_the_gateway_starts_is_answered() -> None:
-    """As from a client that does not know about a restart."""
+    """As from a client that has not seen a restart."""
     with scheduler(0.001) as (address, _):
         port = free_port()
         log = asyncio.subprocess.DEVNULL
@@ -280,7 +280,7 @@ def test_a_gateway_that_cannot_start_says_why() -> None:
 
 
 def test_a_gateway_that_fails_when_it_is_connected_ends() -> None:
-    """Its connections end with it: one that came back would keep the process."""
+    """Its connections end with it: a reconnecting client would keep the process."""
     with scheduler(step=0.01) as (address, _):
         outcome = run_gateway_once({"schedulers": address, "port": 0}, missing="fastapi_offline")
     assert outcome.returncode == 1

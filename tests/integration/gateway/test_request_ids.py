@@ -1,4 +1,4 @@
-"""Ids of requests: given in the body or a header, answered, and sent to schedulers."""
+"""Ids of requests: set in the body or a header, returned, and sent to schedulers."""
 
 from collections.abc import AsyncIterator
 from typing import Any

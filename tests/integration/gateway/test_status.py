@@ -1,4 +1,4 @@
-"""What a gateway says of itself: health, load, metrics, models, and the same with API keys."""
+"""A gateway's reports: health, load, metrics, models, and the same with API keys."""
 
 import asyncio
 import json
@@ -57,7 +57,7 @@ async def http(served: GatewayProcess) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def peer() -> AsyncIterator[ScriptedScheduler]:
-    """A scheduler for a gateway with settings of its own."""
+    """A scheduler for a gateway with its own settings."""
     peer = ScriptedScheduler()
     yield peer
     await peer.stop()

@@ -25,15 +25,15 @@ async def lose_all(stack: Stack) -> None:
 
 
 async def test_requests_without_a_worker_are_given_back_to_gateways(start, connect) -> None:
-    """Running and waiting requests, and searches. Text that is held back is not sent: the next
-    scheduler sends it."""
+    """Running and waiting requests, and searches. Held-back text is not sent: the next scheduler
+    sends it."""
     stack = await start(worker_info(num_slots=2), hand_back_after=0.5)
     stack.workers[0].step_seconds = 0.02
     gateway = connect(stack)
     full = stack.engine.tokenizer.decode(expected([5, 1], 100))
     for stream in range(1, 4):
         message = request([5, stream], 100)
-        # Holds a text back that may become the stop string, which never comes.
+        # Holds back a text that may become the stop string, which never occurs.
         message.stop.stop.append(full[5:60] + "\0")
         await gateway.submit(stream, message)
     search = request([9], 100, beam_search=pb.BeamSearch(width=3))

@@ -39,7 +39,7 @@ async def test_special_tokens_are_shown(start: StartStack) -> None:
         if "<|" in text:
             break
     assert "<|" in text, "some output must have a special token"
-    # Resumed in the middle, the texts still are those of the whole.
+    # After a resumption in the middle, the texts are still those of the whole.
     parts = [""]
     for resumed in (tokens[:30], tokens[:31]):
         message = request(prompt, 60, skip_special_tokens=False, resume_token_ids=resumed)

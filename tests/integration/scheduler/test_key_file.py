@@ -1,4 +1,4 @@
-"""API keys of a scheduler's process: when it starts with them, when it reads them again."""
+"""API keys of a scheduler's process, at its start and when it rereads them."""
 
 import asyncio
 import os
@@ -147,7 +147,7 @@ def _through_a_gateway(address: str) -> None:
 
 
 def test_a_stack_with_keys_asks_for_one_over_http_and_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its gateway calls the scheduler with a token that the stack makes."""
+    """Its gateway calls the scheduler with a token that the stack creates."""
     import httpx
 
     key = new_key()

@@ -1,5 +1,5 @@
-"""API keys at the scheduler's gRPC port: who may call what, whose requests are whose, and what each
-key is charged. The scheduler's own server and interceptors, with scripted workers."""
+"""API keys at the scheduler's gRPC port: allowed calls, owners of requests, and charges of keys.
+The scheduler's own server and interceptors, with scripted workers."""
 
 import asyncio
 import random
@@ -100,7 +100,7 @@ async def opened(
 
 
 async def status(call: Any) -> tuple[str, str, str | None]:
-    """The name of the status of a call, its details, and when to come back (milliseconds)."""
+    """The name of the status of a call, its details, and the retry time (milliseconds)."""
     try:
         if hasattr(call, "read"):
             while await call.read() is not grpc.aio.EOF:
@@ -194,7 +194,7 @@ async def test_a_call_with_a_certificate_and_no_key_is_a_peers(tmp_path: Path) -
         assert (await statuses(server.stub, server.shows("ada")))["Multiplex"] == DENIED
         wrong = (("authorization", f"Bearer {new_key()}"),)
         assert set((await statuses(server.stub, wrong)).values()) == {"UNAUTHENTICATED"}
-    # One that does not verify its clients knows gateways by the token only.
+    # A scheduler that does not verify its clients identifies gateways only by the token.
     lenient = replace(mutual, verify_clients=False, token=TOKEN)
     (tmp_path / "lenient").mkdir()
     async with opened(tmp_path / "lenient", lenient, ada=ANY) as server:

@@ -1,4 +1,4 @@
-"""Large prompts: a helper process that dies or hangs costs the request that it reads."""
+"""Large prompts: a helper process that dies or hangs fails only the request that it reads."""
 
 import asyncio
 import os

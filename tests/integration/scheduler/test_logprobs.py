@@ -1,4 +1,4 @@
-"""Log probabilities from a worker to clients: each once, and only for requests that want them."""
+"""Log probabilities from a worker to clients: each once, and only for requests with them."""
 
 import asyncio
 import math
@@ -17,7 +17,7 @@ from support.scripted.scripted_worker import logprobs_at
 
 @dataclass
 class Received:
-    """Everything that a client got for one request."""
+    """All messages to a client for one request."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -83,8 +83,8 @@ async def test_without_detokenize_there_are_no_bytes(start) -> None:
 
 
 async def test_preemption_and_lost_workers_lose_and_repeat_none(start) -> None:
-    # Both workers may be lost while they compute one sequence alone: it must not fail for that. A
-    # machine that pauses may make waits look long: no request must be refused for that.
+    # Both workers may be lost while they compute one sequence alone: the sequence must not fail. A
+    # machine that pauses may make waits look long: no request must be refused for this reason.
     stack = await start(
         worker_info(num_blocks=20, num_slots=6, budget=16),
         worker_info(),

@@ -129,7 +129,7 @@ async def test_a_full_queue_says_when_to_try_again(start: StartStack) -> None:
 
 
 async def test_the_wait_for_admission_is_bounded(start: StartStack) -> None:
-    """Ten requests a second can be served, and forty come: each waits briefly or is refused."""
+    """Ten requests a second can be served, and forty arrive: each waits briefly or is refused."""
     stack = await start(worker_info(num_slots=1), max_waiting_seconds=0.5)
     stack.workers[0].step_seconds = 0.01
     waits: list[float] = []
@@ -163,7 +163,7 @@ async def test_the_wait_for_admission_is_bounded(start: StartStack) -> None:
 
 
 async def test_a_burst_is_not_refused_for_its_wait(start: StartStack) -> None:
-    """A burst waits for room in steps, not for slots, which came free slowly before."""
+    """A burst waits for room in steps, not for slots, which became free slowly before."""
     stack = await start(worker_info(num_slots=8, budget=16), max_waiting_seconds=0.8)
     stack.workers[0].step_seconds = 0.02
     slow = [asyncio.create_task(collect(stack.stub.Generate(request([n], 60)))) for n in range(12)]
@@ -176,7 +176,7 @@ async def test_a_burst_is_not_refused_for_its_wait(start: StartStack) -> None:
 
 
 async def test_a_job_is_refused_by_what_others_have_waiting(start: StartStack) -> None:
-    """A job of nine on a queue for two; then others of two jobs, of which nothing is queued."""
+    """A job of nine on a queue for two; then two more jobs, of which no request is queued."""
     stack = await start(worker_info(num_slots=1), max_waiting_requests=2, max_waiting_tokens=8)
     stack.workers[0].step_seconds = 0.01
     call = stack.multiplex()
@@ -253,7 +253,7 @@ async def _end(call: grpc.aio.StreamStreamCall) -> pb.Finish:
 async def test_requests_that_wait_for_a_worker_are_not_refused(
     start: StartStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a worker the rate of the queue says nothing about the wait."""
+    """Without a worker the rate of the queue does not determine the wait."""
     passed = 0.0
 
     class Clock:
@@ -356,7 +356,7 @@ async def test_a_gateway_that_does_not_read_cannot_fill_the_memory(
     service = InferenceService(stack.engine)
     serving = asyncio.create_task(service.Multiplex(requests(), Context()))
     await eventually(lambda: taken > 1 and stack.engine.num_open == 0)
-    for _ in range(200):  # turns of the event loop, in which a request would be taken
+    for _ in range(200):  # turns of the event loop, which would read a request
         await asyncio.sleep(0)
     assert taken <= 2 * 8, "it took requests although the deltas are not read"
     assert stack.engine.num_open == 0, "what was taken runs to its end"

@@ -41,7 +41,7 @@ async def run_all(stack: Stack) -> list[pb.PoolResponse]:
 
 @pytest.mark.parametrize("whole_prompt", [False, True])
 async def test_prompts_are_chunked_and_batched(start, whole_prompt: bool) -> None:
-    """The pool has room for a part of the prompts only."""
+    """The pool has room for only a part of the prompts."""
     stack = await start(pooling_info(whole_prompt=whole_prompt, num_blocks=32, budget=10))
     await run_all(stack)
     for tokens in (list(range(60, 100)), [*range(60, 99), 7]):

@@ -1,4 +1,4 @@
-"""What requests want of their prompts: whole, once, before the first token."""
+"""Log probabilities of prompts: complete, once, before the first token."""
 
 import asyncio
 import math

@@ -1,4 +1,4 @@
-"""Reservations of a scheduler: which requests run meanwhile, and when they end."""
+"""Reservations of a scheduler: the requests that run meanwhile, and their end."""
 
 import asyncio
 

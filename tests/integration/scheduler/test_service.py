@@ -41,7 +41,7 @@ async def test_generate_gives_every_token_once(start) -> None:
 
 
 async def test_many_requests_under_memory_pressure(start) -> None:
-    # A machine that pauses may make waits look long: no request must be refused for that.
+    # A machine that pauses may make waits look long: no request must be refused for this reason.
     stack = await start(
         worker_info(num_blocks=20, num_slots=6, budget=16), max_waiting_seconds=math.inf
     )
@@ -169,7 +169,7 @@ async def test_a_bad_result_breaks_its_workers_link_alone(
 async def test_a_stream_that_works_in_one_direction_only_is_closed(
     start, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    """A damaged length may make the other side wait for the rest of a message for ever."""
+    """A damaged length may make the other side wait forever for the rest of a message."""
     for module in ("pagewire.scheduler.workers.link", "support.scripted.scripted_worker"):
         monkeypatch.setattr(f"{module}.HEARTBEAT_SECONDS", 0.1)
     stack = await start(worker_info())
@@ -368,7 +368,7 @@ async def test_a_worker_is_told_which_slots_share_blocks_if_it_wants_to(start, w
     info = worker_info(num_blocks=100)
     info.prefix_groups = wanted
     stack = await start(info)
-    stack.workers[0].step_seconds = 0.02  # none ends before all have come
+    stack.workers[0].step_seconds = 0.02  # none ends before all have arrived
     prompts = [[*range(40), n] for n in range(5)]
     results = await asyncio.gather(*(collect(stack.stub.Generate(request(p, 30))) for p in prompts))
     for prompt, (tokens, _, _) in zip(prompts, results, strict=True):
@@ -746,7 +746,7 @@ async def test_random_requests_and_aborts_leave_no_request_or_block(start) -> No
 
 
 async def test_chats_of_many_messages_are_read_by_a_helper(start, monkeypatch) -> None:
-    """They are small in bytes, but the template makes a long text of them."""
+    """They are small in bytes, but the template makes them a long text."""
     tasks = []
     run = HelperPool.run
 

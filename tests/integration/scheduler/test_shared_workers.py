@@ -18,7 +18,7 @@ WORKERS = ("worker-0", "worker-1", "worker-2", "worker-3")
 
 
 async def until_shares(fleet: Fleet, *want: int, seconds: float = 60.0) -> None:
-    """Waits until the schedulers hold so many workers each; 0 for one that does not answer."""
+    """Waits until the schedulers hold this many workers each; 0 for one that does not answer."""
     deadline = time.monotonic() + seconds
     while (have := await shares(fleet)) != want:
         assert time.monotonic() < deadline, (have, fleet.log[-40:])
@@ -30,7 +30,7 @@ async def shares(fleet: Fleet) -> tuple[int, ...]:
 
 
 class Busy:
-    """A fleet under load, and what its answers must be."""
+    """A fleet under load, and its expected answers."""
 
     def __init__(self, fleet: Fleet, asked: list[Question], want: list[Answer]) -> None:
         self.fleet = fleet
@@ -39,7 +39,7 @@ class Busy:
 
     @contextlib.asynccontextmanager
     async def load(self, name: str) -> AsyncIterator[Load]:
-        """Streams while the context is open; afterwards each has had the undisturbed answer."""
+        """Streams while the context is open; checks that each has the undisturbed answer."""
         load = Load(self.fleet.urls, self._asked, CLIENTS, endless=True)
         running = asyncio.create_task(load.run())
         await load.reached(16)
@@ -54,7 +54,7 @@ class Busy:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def busy() -> AsyncIterator[Busy]:
     asked = questions(48)
-    # Longer sequences move to other workers when theirs is given up.
+    # Longer sequences move to other workers when their worker is released.
     flags = ("--drain-timeout=0.5",)
     async with running_fleet(4, 2, 2, scheduler_flags=flags, proxied=False, shared=True) as fleet:
         await until_shares(fleet, 2, 2)

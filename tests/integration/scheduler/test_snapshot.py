@@ -1,4 +1,4 @@
-"""What a scheduler shows of itself: true, bounded, and without prompts."""
+"""A scheduler's snapshot: correct, bounded, and without prompts."""
 
 import asyncio
 import time
@@ -54,7 +54,7 @@ async def test_a_running_request_and_its_blocks_are_shown(tmp_path: Path) -> Non
 
 
 async def test_it_holds_the_event_loop_for_a_short_time(tmp_path: Path) -> None:
-    """Of a pool of a large GPU full of cached texts. CPU time: other processes delay no test."""
+    """For a large GPU's pool, full of cached texts. CPU time: other processes do not delay it."""
     async with stacks(tmp_path) as start:
         stack = await start(worker_info(num_blocks=60_000, num_slots=256, budget=4096))
         [worker] = stack.engine._workers

@@ -52,7 +52,7 @@ async def test_workers_of_one_process_are_services_of_their_own(tmp_path: Path) 
             assert first.ready.num_blocks == 54836
             await first.send(prefill(1, PROMPTS[0]))
             one = await first.receive()
-            # A newer epoch takes the first worker; the second goes on undisturbed.
+            # A newer epoch takes over the first worker; the second continues undisturbed.
             newer = await GrpcStream.open(channels[0], epoch=6)
             assert (await first.status())[0] is grpc.StatusCode.ABORTED
             with pytest.raises(grpc.aio.AioRpcError, match="not newer than 6"):
@@ -103,8 +103,8 @@ def loaded_blocks(metrics_port: int) -> float:
 async def test_a_scheduler_gets_the_same_tokens_with_preemption_and_prefix_hits(
     tmp_path: Path,
 ) -> None:
-    """One worker with enough blocks, then two that preempt: without host memory, and with some,
-    which the second round of requests uses."""
+    """One worker with enough blocks, then two that preempt: without host memory, and with host
+    memory, which the second round of requests uses."""
     results = []
     tight = ("--count=2", "--num-blocks=24")
     port = free_port()

@@ -36,9 +36,9 @@ async def run(
     predicted: list[Sequence] | None = None,
     **cut: int,
 ) -> tuple[list[Sequence], float]:
-    """The sequences with their results, and how many drafts were right.
+    """The sequences with their results, and the number of right drafts.
 
-    Those of `predicted` have had their outputs, which are now predictions with an edit.
+    The sequences of `predicted` get their earlier outputs, with an edit, as predictions.
     """
     async with local_worker(FOLDER, adapt, speculate=speculate, **LIMITS) as worker:
         ran = sequences(LENGTH)
@@ -50,7 +50,7 @@ async def run(
 
 
 def edited(tokens: list[int]) -> list[int]:
-    """The tokens with one replaced, some left out and some put in."""
+    """The tokens with one replaced, some left out and some inserted."""
     return [*tokens[:9], 7, *tokens[10:16], *tokens[20:30], 8, 9, *tokens[30:]]
 
 
@@ -146,7 +146,7 @@ async def test_recent_outputs_of_the_same_salt_are_drafts_and_of_no_other(
         driver = StepDriver(worker.stream(), worker.limits)
 
         async def ran(salt: str) -> tuple[int, int]:
-            """How many steps an answer takes, and how many drafts of recent ones are right."""
+            """The number of steps of an answer, and of right drafts from recent outputs."""
             before = driver.number, driver.accepted[pb.DRAFTER_RECENT]
             outputs.extend(await driver.run([Sequence(prompt, LENGTH, sampling=way, salt=salt)]))
             return driver.number - before[0], driver.accepted[pb.DRAFTER_RECENT] - before[1]
@@ -169,7 +169,7 @@ async def test_recent_outputs_of_the_same_salt_are_drafts_and_of_no_other(
 async def test_outputs_of_sequences_that_still_run_are_no_drafts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Only what has ended is recent, and a slot that is taken again has the newest."""
+    """Only ended outputs are recent, and a reused slot has the newest."""
     prompt = TOKENIZER.encode(CHAT).ids
     async with local_worker(FOLDER, drafting(monkeypatch), speculate="suffix", **LIMITS) as worker:
         driver = StepDriver(worker.stream(), worker.limits)

@@ -1,4 +1,4 @@
-"""Where drafts come from: predictions, recent outputs, grammars. None of them changes a token."""
+"""Sources of drafts: predictions, recent outputs, grammars. None of them changes a token."""
 
 import json
 from typing import Any
@@ -29,7 +29,7 @@ def asked(text: str, way: pb.SlotSampling = WAYS[0], **more: Any) -> Sequence:
 
 
 def edited(tokens: list[int]) -> list[int]:
-    """The tokens with one replaced, some left out and some put in."""
+    """The tokens with one replaced, some left out and some inserted."""
     return [*tokens[:12], 7, *tokens[13:30], *tokens[36:60], 8, 9, *tokens[60:]]
 
 
@@ -44,7 +44,7 @@ async def test_a_prediction_changes_how_many_steps_it_takes_and_nothing_else(
         sequence = asked(story, way)
         (want,) = await driver.run([sequence], run_ahead=run_ahead)
         steps = driver.number
-        # A worker that does not speculate takes a prediction, too.
+        # A worker without speculation accepts a prediction, too.
         hinted = asked(story, way, prediction=want)
         assert await driver.run([hinted]) == [want]
         assert not driver.drafts

@@ -1,4 +1,4 @@
-"""Outputs that a benchmark forces: they come whatever the weights, with every kind of step."""
+"""Outputs that a benchmark forces: they occur with any weights, in every kind of step."""
 
 import json
 from pathlib import Path
@@ -50,7 +50,7 @@ async def test_the_text_comes_whatever_the_weights(
         # Log probabilities are those of the forced tokens, which random weights find unlikely.
         assert len(ran[3].logprobs) == len(TEXTS[3])
         assert all(chosen < top[0] for chosen, _, top in ran[3].logprobs[:20])
-        # A continuation goes on in the text, and slots are used again.
+        # A continuation continues the text, and slots are reused.
         for known in (1, 20):
             rest = Sequence(PROMPTS[1] + TEXTS[1][:known], 60 - known, generated=known)
             other = Sequence(PROMPTS[2], 33)

@@ -72,7 +72,7 @@ async def seconds_until(condition: Callable[[], "asyncio.Future[bool]"]) -> floa
 
 async def test_a_worker_stuck_in_its_start_ends(tmp_path: Path) -> None:
     save_model(tmp_path / "tiny", "llama")
-    settings = {"start_phase_timeout": 4.0}  # a slow machine needs some for its imports
+    settings = {"start_phase_timeout": 4.0}  # a slow machine needs seconds for its imports
     with worker_process(tmp_path, tmp_path / "tiny", HANGING_WARM_UP, **settings) as worker:
         assert await worker.exit_status() == 1
         assert "the start has made no progress for 8 s" in worker.log
@@ -130,7 +130,7 @@ async def test_a_slow_step_keeps_new_requests_away_and_what_runs_goes_on(tmp_pat
             async def is_not_serving() -> bool:
                 return await worker.health(channel) == NOT_SERVING
 
-            # A look of this test's, and one of the watchdog's that began before the step.
+            # One check of this test, and one of the watchdog that began before the step.
             assert await seconds_until(is_not_serving) < SECONDS_TO_NOTICE + 0.5
             await eventually(lambda: not engine.ready)
             assert engine.load().running == 1, "what runs stays"

@@ -94,7 +94,7 @@ def _failing(plan: DevicePlan) -> None:
 
 
 async def test_a_copy_that_fails_takes_the_worker_down(tmp_path: Path) -> None:
-    """The scheduler would take the wrong content for that of these blocks."""
+    """Otherwise the scheduler would use wrong content as that of these blocks."""
     save_model(tmp_path, "llama")
     async with local_worker(tmp_path, host_memory_gb=HOST_GB) as worker:
 

@@ -1,4 +1,4 @@
-"""The worker's log probabilities are those of transformers, before all that sampling does."""
+"""The worker's log probabilities are those of transformers, before any step of sampling."""
 
 import random
 from pathlib import Path

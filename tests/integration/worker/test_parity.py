@@ -1,4 +1,4 @@
-"""The worker generates what transformers generates: every family, however a batch is cut."""
+"""The worker generates the tokens of transformers, for every family and any cut of a batch."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A worker's vectors are those of transformers, however the prompts are cut into chunks."""
+"""A worker's vectors are those of transformers, with any chunks of the prompts."""
 
 import random
 from pathlib import Path
@@ -95,7 +95,7 @@ async def test_scores_of_classifiers_are_those_of_transformers(
     model = save_classifier(tmp_path, variant)
     expected = [torch.tensor([classified(model, prompt)]) for prompt in prompts()]
     assert len({round(float(logit), 3) for logit in expected}) == len(LENGTHS)
-    # One logit is a sum that may cancel, so its own size is no scale: all logits together are.
+    # One logit is a sum that may cancel, so the scale is the size of all logits together.
     found = [[[logit for [logit] in each]] for each in await vectors(tmp_path)]
     check(found, [torch.cat(expected)])
 
@@ -130,7 +130,7 @@ async def test_bfloat16_is_as_near_as_that_of_transformers(tmp_path: Path, kind:
 
 @pytest.mark.parametrize("mode", ["lasttoken", "mean"])
 async def test_the_warm_up_measures_costs(tmp_path: Path, mode: str) -> None:
-    """The steps that it times begin in the middle of a prompt, too."""
+    """The timed steps also begin in the middle of a prompt."""
     model = save_model(tmp_path, "llama")
     add_modules(tmp_path, {"pooling_mode": mode}, normalize=True)
     kind = {"lasttoken": "last", "mean": "mean"}[mode]

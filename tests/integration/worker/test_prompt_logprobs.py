@@ -1,4 +1,4 @@
-"""Log probabilities of prompt tokens equal those of transformers, however the prompt is chunked."""
+"""Log probabilities of prompt tokens equal those of transformers, with any chunks."""
 
 import random
 from pathlib import Path
@@ -13,7 +13,7 @@ from support.models.logprob_checks import assert_logprobs
 from support.models.step_driver import Sequence, StepDriver, local_worker
 from support.models.tiny_models import VOCAB, log_probabilities, save_model
 
-# For each sequence: known tokens, how many of them were generated, likeliest tokens, first one.
+# For each sequence: known tokens, generated ones among them, likeliest tokens, first position.
 WANTED = [
     (2, 0, 0, 1),
     (33, 0, 3, 1),

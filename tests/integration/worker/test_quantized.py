@@ -1,4 +1,4 @@
-"""A worker generates from quantized weights what plain torch generates from what they mean."""
+"""A worker with quantized weights generates the tokens of plain torch with dequantized ones."""
 
 from pathlib import Path
 

@@ -133,7 +133,7 @@ async def test_newer_epoch_takes_over_and_older_ones_are_refused(shared: Shared)
         code, details = await first.status()
         assert code == grpc.StatusCode.ABORTED
         assert "101" in details
-        # Slots are as new, and steps are counted from 1.
+        # Slots are reset, and steps are counted from 1.
         await second.send(pb.Step(step=1, decode_slots=pack([3])))
         result = await second.receive()
         assert unpack(result.token_ids).tolist() == [-1]
@@ -141,7 +141,7 @@ async def test_newer_epoch_takes_over_and_older_ones_are_refused(shared: Shared)
         await second.send(one_token(2, slot=0, block=9))
         assert unpack((await second.receive()).token_ids).tolist() == [-1, *unpack(token)]
 
-        # A scheduler that leaves frees the worker, and its epoch is still spent.
+        # A scheduler that leaves releases the worker, but its epoch stays used.
         await second.call.done_writing()
         assert (await second.status())[0] == grpc.StatusCode.OK
         assert (await open_refused(channel, 101))[0] == grpc.StatusCode.FAILED_PRECONDITION
@@ -194,7 +194,7 @@ async def test_faults_of_the_protocol(shared: Shared) -> None:
 async def test_not_serving_until_loaded(tmp_path: Path) -> None:
     save_model(tmp_path / "tiny", "llama")
     config = json.loads((tmp_path / "tiny" / "config.json").read_text())
-    # Large enough that making its weights takes longer than the first answers.
+    # Large enough that creating its weights lasts longer than the first answers.
     config |= {"hidden_size": 1024, "intermediate_size": 8192, "num_hidden_layers": 6}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with worker_process(tmp_path, tmp_path, load_format="dummy", num_blocks=40) as worker:
@@ -243,7 +243,7 @@ async def test_drain_timeout_ends_a_stream_that_stays(tmp_path: Path) -> None:
         assert "still open after 0.2 s" in worker.log
 
 
-# The thread that loads is inside torch when the process is told to end.
+# The thread that loads is inside torch when the process gets a signal to end.
 _LOADS_FOR_EVER = """
 import sys
 import torch

@@ -1,4 +1,4 @@
-"""Drafts change how many steps an answer takes, and nothing else of it."""
+"""Drafts change only the number of steps of an answer."""
 
 import re
 import statistics
@@ -36,7 +36,7 @@ LENGTH = 80
 
 
 async def run(speculate: str, **cut: int) -> tuple[list[Sequence], int]:
-    """The sequences with their results, and how many drafts were right."""
+    """The sequences with their results, and the number of right drafts."""
     async with local_worker(FOLDER, speculate=speculate, num_blocks=512) as worker:
         ran = sequences(LENGTH)
         await StepDriver(worker.stream(), worker.limits).run(ran, **cut)

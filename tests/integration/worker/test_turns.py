@@ -1,4 +1,4 @@
-"""Schedulers that share a worker: one holds it, the others are told who, and claim it later."""
+"""Schedulers that share a worker: one holds it; the others receive its name and claim it later."""
 
 import asyncio
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ class Visitor:
         await self.call.write(pb.RunRequest(claim=pb.Claim()))
 
     async def next(self) -> Any:
-        """The next message that is no heartbeat."""
+        """The next message that is not a heartbeat."""
         while True:
             message = await asyncio.wait_for(receive(self.call), 20)
             if message is grpc.aio.EOF or not message.HasField("alive"):
@@ -61,7 +61,7 @@ class Visitor:
             pass
 
     async def until(self, holder: str, *waiting: str, claims: int = 0) -> None:
-        """Waits until the worker says so."""
+        """Waits until the worker reports this holder and these waiting schedulers."""
         want = pb.Standing(
             model="pagewire-chat", holder=holder, waiting=sorted(waiting), claims=claims
         )
@@ -82,7 +82,7 @@ async def test_the_first_claim_wins_and_the_next_succeeds_when_the_holder_leaves
         await second.claim()
         await second.until("first", "second", claims=1)
         third = await Visitor.come("third", channel)
-        # The holder hears who waits, too.
+        # The holder also receives the names of waiting schedulers.
         await first.until("first", "second", "third")
         first.call.cancel()
         await second.until("", "second", "third", claims=1)
@@ -144,7 +144,7 @@ async def test_nothing_but_a_claim_may_come_before_ready(worker: SimulatedWorker
             await visitor.next()
         assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "must be a claim" in (error.value.details() or "")
-        # It is gone, and the worker is free for others.
+        # It has left, and the worker is free for others.
         other = await Visitor.come("other", channel)
         await other.until("", "other")
         await other.claim()

@@ -41,7 +41,7 @@ if FULL_SIZE:
 class Cache:
     """The cache of one layer for some sequences, with blocks in random order.
 
-    `k` and `v` hold NaN wherever no sequence has a token; `clean_k` and `clean_v` hold zeros.
+    `k` and `v` hold NaN at positions without a token; `clean_k` and `clean_v` hold zeros there.
     """
 
     k: Tensor

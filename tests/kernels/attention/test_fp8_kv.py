@@ -1,4 +1,4 @@
-"""Attention from a KV cache in FP8: the kernels, their references, and what FP8 costs."""
+"""Attention from a KV cache in FP8: the kernels, their references, and the error of FP8."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_an_fp8_cache_needs_scales_and_no_other_has_them(device):
 
 
 def found_needles(attended: Tensor, values: Tensor) -> Tensor:
-    """For each query head, the index of the value `[needles, head_dim]` that is the most alike."""
+    """For each query head, the index of the most similar value in `[needles, head_dim]`."""
     normed = torch.nn.functional.normalize
     return (normed(attended, dim=-1) @ normed(values, dim=-1).T).argmax(-1)
 
@@ -203,8 +203,8 @@ def found_needles(attended: Tensor, values: Tensor) -> Tensor:
 def test_planted_keys_are_found_in_a_long_context(length, device):
     """Queries ask for keys at all depths of a context of random keys.
 
-    Where queries are clear, every key is found from FP8 caches as from plain ones. Where they are
-    so noisy that some keys are lost, FP8 loses no more than one in 64 beside the plain cache.
+    With clear queries, FP8 caches find every key like plain ones. With queries so noisy that some
+    keys are lost, FP8 loses at most one in 64 more than the plain cache.
     """
     torch.manual_seed(length)
     needles, head_dim, dtype = 64, 64, torch.float16

@@ -1,6 +1,6 @@
 """Prefill attention for Hopper: it compiles on any machine, and is correct on a Hopper GPU.
 
-The launches are compiled in a process of their own, because Triton's interpreter, which other tests
+The launches are compiled in a separate process, because Triton's interpreter, which other tests
 use, replaces the compiler. Run as a script, this file prints the launches as JSON.
 """
 
@@ -25,7 +25,7 @@ HEADS = [(32, 8), (16, 8), (8, 8), (16, 1)]
 HALVES = [torch.bfloat16, torch.float16]
 # Bytes. The assembler of Triton 3.6 spills two registers for some shapes, that of 3.7 none.
 SPILLED_LIMIT = 8
-SPILLED_LIMIT_FP8 = 40  # of what the loader keeps from one item to the next
+SPILLED_LIMIT_FP8 = 40  # values that the loader keeps between items
 # (queries, tokens cached)
 CHUNKS: list[list[tuple[int, int]]] = [
     [(300, 300)],
@@ -111,7 +111,7 @@ def test_it_fits_the_multiprocessor(launches):
 def test_a_loader_copies_and_two_consumers_multiply(launches):
     pages, halves = 128 // 16, 2  # a copy takes a page and half of a head's dimensions
     for compiled in launches:
-        # Two consumers and the loader, of which a plain cache has one warp in a group of four.
+        # Two consumers and the loader, which uses one warp of a group of four for a plain cache.
         loaders = LOADER_WARPS.value if compiled["fp8"] else 4
         assert compiled["threads"] == 2 * 128 + 32 * loaders
         assert compiled["register moves"] > 0

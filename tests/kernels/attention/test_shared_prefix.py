@@ -1,4 +1,4 @@
-"""Decode attention over shared prefixes against the reference, which reads each row alone."""
+"""Decode attention over shared prefixes against the reference, which reads each row separately."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_all_rows_of_a_slot_are_members():
 
 @pytest.mark.parametrize("kernels", ["triton", "invariant"])
 def test_rows_of_drafts_share_a_prefix(kernels, device):
-    """Rows without a draft, or of a sequence that has ended, are empty and may be listed, too."""
+    """Rows without a draft or of an ended sequence are empty, and may be listed, too."""
     ops, heads, dtype = load_ops(kernels), (4, 2, 64), torch.float16
     query_heads, kv_heads, head_dim = heads
     of, lengths = [0, 0, 0, 1, 2, 2], [600, 601, 0, 530, 0, 0]

@@ -54,7 +54,7 @@ def test_shares(lengths, kv_heads, programs, whole, min_share, device):
     share, longer = plan.shares.tolist()
     if whole:
         assert set(units) <= edges
-        assert (share, longer) == (total, 0)  # the whole line: the merge finds nothing cut
+        assert (share, longer) == (total, 0)  # the whole line: the merge finds no cut segment
     else:
         assert not set(units) <= edges
         assert [size for size in sizes if size] == [share + 1] * longer + [share] * (

@@ -1,6 +1,6 @@
 """The attention and RoPE kernels compile for Hopper as intended, on any machine.
 
-The launches are compiled in a process of their own, because Triton's interpreter, which other tests
+The launches are compiled in a separate process, because Triton's interpreter, which other tests
 use, replaces the compiler. Run as a script, this file prints the launches as JSON.
 """
 
@@ -124,7 +124,7 @@ CASES: dict[str, Case] = {
 
 
 def compile_cases() -> dict[str, list[dict]]:
-    """Compile the launches of every case; return the counts that are tested."""
+    """Compile the launches of every case; return the tested counts."""
     from pagewire.worker.ops.triton import rope as rope_module
     from pagewire.worker.ops.triton.attention import prefill as attention_prefill
     from support.kernels.cross_compile import Launch, counts_of_cases
@@ -162,7 +162,7 @@ def test_fits_the_multiprocessor(case, launches):
 def test_waits_for_its_predecessor(case, launches):
     waits = [launch["waits"] for launch in launches[case]]
     # Decode attention waits at its beginning, or at its end if another kernel runs beside it. Its
-    # merge waits with and without pieces to merge. Their plan comes first and does not let the next
+    # merge waits with and without pieces to merge. Their plan is first, and does not let the next
     # kernel start early. RoPE is launched twice.
     expected = {"decode": [0, 2, 2], "prefill": [1], "rope": [1, 1]}
     assert waits == ([2, 2] if case == "decode one row" else expected[case.split()[0]])
@@ -200,7 +200,7 @@ def test_a_group_of_query_heads_is_padded_to_eight(case, launches):
     tile = attention_decode.decode_config(
         torch.bfloat16, head_dim, query_heads // kv_heads, rows
     ).tile
-    # One warp; an instruction takes 16 x 16 of a matrix by 8 columns, the query heads.
+    # One warp; an instruction multiplies 16 x 16 of a matrix by 8 columns, the query heads.
     assert launches[case][-2]["mma"] == 2 * (tile // 16) * (head_dim // 16)
 
 

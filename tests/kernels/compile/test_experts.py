@@ -1,6 +1,6 @@
 """The kernels of a mixture of experts compile for Hopper as intended, on any machine.
 
-The launches are compiled in a process of their own, because Triton's interpreter, which other tests
+The launches are compiled in a separate process, because Triton's interpreter, which other tests
 use, replaces the compiler. Run as a script, this file prints the launches as JSON.
 """
 
@@ -211,7 +211,7 @@ def scaled_on_hopper(model: Model, gated: bool) -> None:
 
 
 def compile_cases() -> dict[str, list[dict]]:
-    """Compile the launches of every case; return the counts that are tested."""
+    """Compile the launches of every case; return the tested counts."""
     from pagewire.worker.ops.triton.experts import (
         gemm,
         hopper,
@@ -303,7 +303,7 @@ def test_two_consumers_add_sums_of_128_products(case, launches):
     _, gated = SCALED_ON_HOPPER[case]
     # Two consumers, four instructions of 32 products, for 64 rows or twice 64.
     assert launch["wgmma"] == 2 * 4 * 3
-    # The loader copies the first weights apart, before their inputs are there.
+    # The loader copies the first weights separately, before their inputs are available.
     assert launch["tensor_copies"] == 2 * (5 if gated else 2)
     assert not launch["serialized"]
 
@@ -313,7 +313,7 @@ def test_mxfp4_is_widened_in_the_registers_of_the_tensor_cores(case, launches):
     for launch in launches[case]:
         if launch["kernel"] == "_packed_kernel":
             assert launch["float4_products"] > 0
-            assert launch["shared_stores"] <= 8  # of results; weights take no way through memory
+            assert launch["shared_stores"] <= 8  # of results; weights do not pass through memory
 
 
 @pytest.mark.parametrize("case", [*CASES, *FEW_CASES, *DOWN_ON_HOPPER, *SCALED_ON_HOPPER])
@@ -327,7 +327,7 @@ def test_fits_the_multiprocessor(case, launches):
 @pytest.mark.parametrize("case", [*CASES, *FEW_CASES, *DOWN_ON_HOPPER, *SCALED_ON_HOPPER])
 def test_waits_and_adds_in_order(case, launches):
     for launch in launches[case]:
-        # Both consumers wait, and the loader, with or without tiles.
+        # Both consumers and the loader wait, with or without tiles.
         waits = 4 if case in SCALED_ON_HOPPER else 1
         assert (launch["waits"], launch["atomics"]) == (waits, 0), launch["kernel"]
 

@@ -1,6 +1,6 @@
 """The kernels of an FP8 KV cache compile for Hopper as intended, on any machine.
 
-The launches are compiled in a process of their own, because Triton's interpreter, which other tests
+The launches are compiled in a separate process, because Triton's interpreter, which other tests
 use, replaces the compiler. Run as a script, this file prints the launches as JSON.
 """
 
@@ -118,7 +118,7 @@ CASES: dict[str, Case] = {
 
 
 def compile_cases() -> dict[str, list[dict]]:
-    """Compile the launches of every case; return the counts that are tested."""
+    """Compile the launches of every case; return the tested counts."""
     from pagewire.worker.ops.triton import rope as rope_module
     from pagewire.worker.ops.triton.attention import decode as usual_decode
     from pagewire.worker.ops.triton.attention import prefill as usual_prefill
@@ -160,7 +160,7 @@ def launches() -> dict[str, list[dict]]:
 def test_fits_the_multiprocessor(case, launches):
     for launch in launches[case]:
         assert launch["shared"] <= SHARED_LIMIT, launch
-        # The merge and the plan read no cache; their own tests say what they need.
+        # The merge and the plan read no cache; their own tests check them.
         if launch["kernel"] not in ("_merge_kernel", "_plan_kernel"):
             limit = 0 if launch["kernel"] == "decode_kernel" else SPILLED_LIMIT
             assert launch["spilled"] <= limit, launch
@@ -168,7 +168,7 @@ def test_fits_the_multiprocessor(case, launches):
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_cache_is_converted_in_registers(case, launches):
-    """Attention widens what it has loaded as FP8; RoPE rounds what it stores."""
+    """Attention loads FP8 and widens it; RoPE rounds to FP8 before its stores."""
     for launch in launches[case]:
         if launch["kernel"] in ("_merge_kernel", "_plan_kernel"):
             continue
@@ -189,7 +189,7 @@ def test_no_number_is_converted_by_itself(case, launches):
 
 @pytest.mark.parametrize("case", [case for case in CASES if "order" in case])
 def test_both_kinds_of_matrix_instructions_add_the_same_columns(case, launches):
-    """With four columns side by side, mma.sync takes other ones at a time than wgmma."""
+    """With four adjacent columns, mma.sync uses other columns at a time than wgmma."""
     for launch in launches[case]:
         assert set(launch["neighbours"]) <= {2}, launch
 

@@ -1,6 +1,6 @@
 """The kernels with one order of addition compile for Hopper as intended, on any machine.
 
-The launches are compiled in a process of their own, because Triton's interpreter, which other tests
+The launches are compiled in a separate process, because Triton's interpreter, which other tests
 use, replaces the compiler. Run as a script, this file prints the launches as JSON.
 """
 
@@ -69,7 +69,7 @@ def stream(tokens: int, features: int, k: int, item_size: int) -> None:
 
 
 def pointwise(tokens: int, query_heads: int, kv_heads: int, head_dim: int) -> None:
-    """The other kernels of a layer, whose variants differ from those of other workers or do not."""
+    """The other kernels of a layer; some variants differ from those of other workers."""
     from pagewire.worker.ops.triton.invariant import ops
 
     cache = meta(1000, kv_heads, 16, head_dim)
@@ -114,7 +114,7 @@ CASES: dict[str, Case] = {
 
 
 def compile_cases() -> dict[str, list[dict]]:
-    """Compile the launches of every case; return the counts that are tested."""
+    """Compile the launches of every case; return the tested counts."""
     from pagewire.worker.ops.triton import adjustments, logprobs, rope, sampling
     from pagewire.worker.ops.triton import sampling_filters as filters
     from pagewire.worker.ops.triton.invariant import (
@@ -173,7 +173,7 @@ def test_every_kernel_of_the_chain_waits(case, launches):
 @pytest.mark.parametrize("case", [case for case in CASES if case.startswith("prefill")])
 def test_prefill_runs_on_warpgroup_instructions(case, launches):
     (launch,) = launches[case]
-    large = CASES[case][-1] > 128  # which have too few rows for them
+    large = CASES[case][-1] > 128  # too few rows for warpgroup instructions
     assert (launch["wgmma"] == 0) == large
     assert (launch["mma"] > 0) == large
 

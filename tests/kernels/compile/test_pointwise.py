@@ -1,6 +1,6 @@
 """The pointwise, sampling and linear kernels compile for Hopper as intended, on any machine.
 
-The launches are compiled in a process of their own, because Triton's interpreter, which other tests
+The launches are compiled in a separate process, because Triton's interpreter, which other tests
 use, replaces the compiler. Run as a script, this file prints the launches as JSON.
 """
 
@@ -146,7 +146,7 @@ CASES: dict[str, tuple[Callable[[int], None], int]] = {
 
 
 def compile_cases() -> dict[str, list[dict]]:
-    """Compile the launches of every case; return the counts that are tested."""
+    """Compile the launches of every case; return the tested counts."""
     from pagewire.worker.ops.triton import adjustments, linear, sampling
     from pagewire.worker.ops.triton import logprobs as logprobs_module
     from pagewire.worker.ops.triton import sampling_filters as filters

@@ -1,6 +1,6 @@
 """Launches find the kernels that the compile pool has compiled for Hopper, on any machine.
 
-Kernels are compiled in a process of their own, because Triton's interpreter, which other tests use,
+Kernels are compiled in a separate process, because Triton's interpreter, which other tests use,
 replaces the compiler. Run as a script, this file prints a report as JSON.
 """
 

@@ -1,6 +1,6 @@
 """The kernels of quantized linear layers compile for Hopper as intended, on any machine.
 
-The launches are compiled in a process of their own, because Triton's interpreter, which other tests
+The launches are compiled in a separate process, because Triton's interpreter, which other tests
 use, replaces the compiler. Run as a script, this file prints the launches as JSON.
 """
 
@@ -95,7 +95,7 @@ CASES = INPUTS | SCALED | GROUPED
 
 
 def compile_cases() -> dict[str, list[dict]]:
-    """Compile the launches of every case; return the counts that are tested."""
+    """Compile the launches of every case; return the tested counts."""
     from pagewire.worker.ops.triton.quantized import grouped, scaled
     from pagewire.worker.ops.triton.rowwise import quantize
     from support.kernels.cross_compile import Launch, counts_of_cases
@@ -135,7 +135,7 @@ def test_fits_the_multiprocessor_and_waits(case, launches):
 
 @pytest.mark.parametrize("case", SCALED | GROUPED)
 def test_every_number_of_tokens_runs_on_the_same_instructions(case, launches):
-    """So that a token's sums have the same order alone and among thousands."""
+    """A token's sums then have the same order alone and among thousands."""
     for launch in launches[case]:
         assert launch["wgmma"] > 0
         assert launch["mma"] == 0

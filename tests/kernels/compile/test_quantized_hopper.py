@@ -121,7 +121,7 @@ ARRANGED = {
 
 
 def compile_cases() -> dict[str, list[dict]]:
-    """Compile the launches of every case; return the counts that are tested."""
+    """Compile the launches of every case; return the tested counts."""
     from pagewire.worker.ops.triton.quantized import (
         fragment_gemm,
         fragment_vector,
@@ -192,7 +192,7 @@ def test_programs_of_a_shape_run_at_once(case, launches):
 
 @pytest.mark.parametrize("case", ARRANGED)
 def test_tensor_cores_multiply_one_token(case, launches):
-    """16 products a run of columns: eight of weights and eight that add up the inputs."""
+    """16 products for a run of columns: eight of weights, and eight that sum the inputs."""
     [launch] = launches[case]
     runs = int(case.split(", ")[2].split()[0]) // 128
     warps = launch["threads"] // 32

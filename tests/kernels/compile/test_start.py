@@ -1,10 +1,10 @@
 """A worker's start as on an H100, on any machine: whole models, from loading to steps.
 
-What is compiled ahead are all the kernels that are launched, and graphs are captured without the
-host. The starts run in a process of their own, because Triton's interpreter, which other tests use,
-replaces the compiler. Run as a script, this file prints a report as JSON. With `--compile`, it
-compiles every kernel of the models that are named, or of all, with their limits on a GPU, and
-prints what does not compile, spills, or does not fit:
+All launched kernels must be compiled ahead, and graphs captured without the host. The starts run in
+a separate process, because Triton's interpreter, which other tests use, replaces the
+compiler. Run as a script, this file prints a report as JSON. With `--compile`, it compiles every
+kernel of the named models, or of all, with their limits on a GPU, and prints kernels that do not
+compile, spill, or do not fit:
 
     PYTHONPATH=services:shared:tests python tests/kernels/compile/test_start.py --compile "8B AWQ"
 """
@@ -286,7 +286,7 @@ def compile_all(cases: list[str]) -> None:
 
 
 def fault_of(module: str, kernel: str, specialization: str) -> str:
-    """Compile a variant; what is wrong with it, or nothing."""
+    """Compile a variant; return its faults, or an empty text."""
     from triton import knobs
 
     from support.kernels.cross_compile import keep_report

@@ -30,7 +30,7 @@ def ints(values: list) -> torch.Tensor:
 
 
 def history(most: int, generator: torch.Generator) -> TokenHistory:
-    """Tokens of few kinds, so that ends come again; slot 4 has had all its tokens."""
+    """Few different tokens, so that suffixes repeat; slot 4 already has all its tokens."""
 
     def below(high: int, *shape: int) -> torch.Tensor:
         return torch.randint(0, high, shape, generator=generator, dtype=torch.int32).to(DEVICE)
@@ -59,7 +59,7 @@ def history(most: int, generator: torch.Generator) -> TokenHistory:
 
 
 def predictions(generator: torch.Generator) -> torch.Tensor:
-    """Of half of the sequences; in step and out of step. Some end, and some give up the place."""
+    """For half of the sequences, in step and out of step. Some end, and some drop the place."""
     made = torch.zeros(SLOTS, 4, dtype=torch.int32)
     for slot in range(0, PADDING, 2):
         predicted = int(torch.randint(1, 90, (), generator=generator))
@@ -81,7 +81,7 @@ def copied(held: TokenHistory) -> TokenHistory:
 def same(one: TokenHistory, other: TokenHistory) -> None:
     assert torch.equal(one.positions, other.positions)
     assert torch.equal(one.guessed, other.guessed)
-    given_up = other.predictions[:, :1] == 0  # nothing else is said of these
+    given_up = other.predictions[:, :1] == 0  # no other value of these is defined
     assert torch.equal(one.predictions[:, 0], other.predictions[:, 0])
     assert torch.equal(
         one.predictions.masked_fill(given_up, 0)[:-1],
@@ -169,7 +169,7 @@ def test_end_drafted(most: int, seed: int) -> None:
 
 
 def guess_from_prediction(held: TokenHistory, slot: int) -> None:
-    """As in a step before: the guesses are those at the place that the output has reached."""
+    """As in an earlier step: the guesses are those at the output's current place."""
     predicted, reached = held.predictions[slot, :2].tolist()
     guesses = held.tokens[slot, LENGTH - predicted + reached :][: held.guesses.shape[1]]
     held.guesses[slot, : len(guesses)] = guesses
@@ -205,7 +205,7 @@ def one_sequence(
 
 
 def take(drafts: ModuleType, held: TokenHistory, tokens: list[int]) -> list[int]:
-    """The sequence draws tokens, its guesses among them; returns what it guesses next."""
+    """The sequence draws tokens, its guesses among them; returns its next guesses."""
     rows = ints([0] * len(tokens))
     hidden, places = torch.zeros(len(tokens), HIDDEN, device=DEVICE), ints(list(range(len(tokens))))
     held.guesses[0, : len(tokens) - 1] = ints(tokens[:-1])
@@ -292,12 +292,12 @@ def test_beside_a_draft_model_more_tokens_must_have_come_before(drafts: ModuleTy
 def test_guesses_are_those_of_the_prediction_while_the_output_is_in_step(
     drafts: ModuleType,
 ) -> None:
-    held = one_sequence([20, 30, 31], 4, TEXT)  # the prompt says something else behind 20
+    held = one_sequence([20, 30, 31], 4, TEXT)  # the prompt has another token after 20
     assert take(drafts, held, [20]) == [21, 22, 23, 24]
     assert take(drafts, held, [21, 22, 23]) == [24, 25, 26, 27]
     assert held.drafters[0] == contract.PREDICTION
     assert take(drafts, held, [24, 25, 26, 27]) == [28, 29]
-    # Behind its end the guesses are those of the sequence's own tokens.
+    # After its end the guesses come from the sequence's own tokens.
     assert take(drafts, held, [28, 29]) == []
     assert take(drafts, held, [20]) == [21, 22, 23, 24]
     assert held.drafters[0] == contract.SUFFIX
@@ -307,7 +307,7 @@ def test_guesses_are_those_of_the_prediction_while_the_output_is_in_step(
 def test_an_output_is_in_step_again_behind_an_edit(drafts: ModuleType) -> None:
     held = one_sequence([1], 3, [*TEXT, 40, 41, 42, 43, 44, 45])
     assert take(drafts, held, [20]) == [21, 22, 23]
-    assert take(drafts, held, [21, 22, 5]) == []  # of three tokens, the last is another one
+    assert take(drafts, held, [21, 22, 5]) == []  # the last of three tokens differs
     assert held.predictions[0].tolist() == [16, contract.OUT_OF_STEP, 3, 0]
     assert take(drafts, held, [24]) == [25, 26, 27]  # near the edit one token is enough
     assert take(drafts, held, [25, 26, 27]) == [28, 29, 40]

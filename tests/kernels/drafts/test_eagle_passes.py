@@ -1,4 +1,4 @@
-"""Passes of an EAGLE-3 head, and what follows a step, on the kernels and in plain torch."""
+"""Passes of an EAGLE-3 head, and the end of a step, on the kernels and in plain torch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LIMITS = Limits(
     draft_model=True,
 )
 PADDING = LIMITS.padding_slot
-LENGTHS = (21, 5)  # of the sequences, whose last token is drawn in the step
+LENGTHS = (21, 5)  # of the sequences; the step draws their last token
 
 
 class _NoStaging:
@@ -70,13 +70,13 @@ def followed(folder: Path, ops: Name, device: torch.device) -> tuple[Tensor, ...
     generator = torch.Generator().manual_seed(0)
     tokens = [torch.randint(VOCAB, (length,), generator=generator).tolist() for length in LENGTHS]
     states = torch.randn(40, config.hidden_size, generator=generator).to(device)
-    # All positions but the last four of each sequence, as bodies write them.
+    # All positions except the last four of each sequence, as bodies write them.
     for slot, known in enumerate(tokens):
         count = len(known) - 4
         at = torch.arange(count, dtype=torch.int32, device=device)
         pairs = head.pairs(ints(known[1 : count + 1]), states[:count])
         passes._write(pairs, torch.full_like(at, slot), at)
-    # Three drafts of each, the first of which is right or none. The last rows are padding.
+    # Three drafts of each: the first one is right, or none. The last rows are padding.
     first = [len(known) - 4 for known in tokens]
     rows = LocatedRows(
         slots=ints([0, 0, 0, 0, 1, 1, 1, PADDING]),

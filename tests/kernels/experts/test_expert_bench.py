@@ -1,4 +1,4 @@
-"""Cases of `pagewire bench kernels` for experts: each runs and computes what the reference does."""
+"""Cases of `pagewire bench kernels` for experts: each runs and matches the reference."""
 
 import copy
 
@@ -29,8 +29,8 @@ def test_a_case_runs_and_computes_the_reference(name: str) -> None:
             assert_near(found, expected, 1e-5)
 
 
-# On a GPU sums in FP8 have fewer bits than in the reference. One that rounds to another FP8 number
-# before the second product, an eighth away, is off by up to that: 0.3 % of the norm in these cases.
+# On a GPU sums in FP8 have fewer bits than in the reference. Before the second product a sum may
+# round to another FP8 number, up to an eighth away: 0.3 % of the norm in these cases.
 FP8_LAYER = 2**-7 if CUDA else 1e-4
 QUANTIZED = ExpertCaseMaker(
     ExpertShapes(hidden=256, intermediate=128, experts=3, top_k=2), SIZES, DEVICE, torch.float32

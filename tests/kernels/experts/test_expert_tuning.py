@@ -1,4 +1,4 @@
-"""Tiles that are measured at the start of a worker: the fastest with the table's bits is used."""
+"""Tiles measured at the start of a worker: it uses the fastest ones with the table's bits."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ def layers(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> list[tuple[
 
 
 def timer(times: Iterator[float]) -> Callable[[Callable[[], Tensor]], float]:
-    """A clock that says `times`, one a configuration, and runs what it times."""
+    """A clock that returns `times`, one for each configuration, and runs the timed function."""
 
     def microseconds(run: Callable[[], Tensor]) -> float:
         assert run().shape == (4, 32)

@@ -140,7 +140,7 @@ def test_sort_by_expert(tokens, num_experts, top_k, tile, device):
 
 
 def check_sorted(chosen: Tensor, num_experts: int, tile: int) -> None:
-    """Compare the order with the reference, and the tiles with what they must cover."""
+    """Compare the order with the reference, and the tiles with the rows that they must cover."""
     config = GemmConfig(tile=tile, rows=32, block_k=32, warps=2, stages=2)
     with poisoned_outputs():
         out = experts.sort_by_expert(chosen, num_experts, config=config)
@@ -276,7 +276,7 @@ def test_add_experts(with_shared, hidden, dtype, device):
 
 
 def layer(a: Inputs, x: Tensor, residual: Tensor, top_k: int) -> Tensor:
-    """All operations of a layer, with the tiles that the number of tokens chooses."""
+    """All operations of a layer, with the tiles for the number of tokens."""
     num_experts = len(a.router)
     routes = experts.route(x, a.router, Routing(num_experts, top_k))
     rows = experts.sort_by_expert(routes.experts, num_experts)
@@ -293,7 +293,7 @@ def tiles_of_half_precision(monkeypatch):
 
 
 def differing(dtype: torch.dtype, device: torch.device) -> int:
-    """How many of 19 tokens have other bits in smaller batches than among 201."""
+    """The number of 19 tokens whose bits in smaller batches differ from those among 201."""
     a = Inputs(device, dtype, tokens=201, num_experts=5, hidden=160, intermediate=72)
     together = layer(a, a.x, a.residual, 3)
     parts = [slice(token, token + 1) for token in (0, 200)] + [slice(100, 117)]

@@ -24,8 +24,8 @@ from support.kernels.comparison import (
 
 COUNT, TOP_K = 5, 3
 CLAMP = ClampedSwiglu(1.702, 0.9)
-# Inputs of down projections are rounded to FP8, where another order of sums may choose another
-# number, of a relative distance of 2^-3.
+# Inputs of down projections are rounded to FP8: another order of sums may yield the next number, at
+# a relative distance of 2^-3.
 FP8_INPUTS = 4e-2
 SCHEMES: dict[str, Scheme | None] = {
     "plain": None,
@@ -71,7 +71,7 @@ class Layer:
             self.biases = (inner, outer, CLAMP)
 
     def added(self, ops: object, token: slice = slice(None)) -> Tensor:
-        """The residual stream behind the layer."""
+        """The residual stream after the layer."""
         routes = Routes(self.routes.experts[token], self.routes.weights[token])
         return ops.experts_add(
             self.x[token],
@@ -149,7 +149,7 @@ def test_norm_route(biased, tokens, dtype, device):
         normed, routes = experts.norm_route(*given)
     expected_normed, expected = reference.norm_route(*given)
     assert_near(normed, expected_normed, TOLERANCE[dtype])
-    if not CUDA:  # a norm that is rounded otherwise may change a choice
+    if not CUDA:  # a norm that is rounded differently may change a choice
         assert routes.experts.tolist() == expected.experts.tolist()
     found, wanted = (r.weights.sort(1).values for r in (routes, expected))
     assert_near(found, wanted, TOLERANCE[dtype])

@@ -168,7 +168,7 @@ def test_hoppers_kernel_has_the_bits_of_the_plain_one(tokens, k, features, name,
 @pytest.mark.parametrize("tokens", [130, 700])
 @pytest.mark.parametrize("name", ["fp8", "fp8 in blocks"])
 def test_a_layer_on_hopper_has_the_bits_of_the_plain_kernels(name, tokens, device, monkeypatch):
-    """Kernels follow one another, each of which may start before the one before has ended."""
+    """Kernels follow one another; each may start before the previous one has ended."""
     torch.manual_seed(tokens)
     count, hidden, intermediate = 16, 1024, 384
     x, residual = (torch.randn(tokens, hidden, device=device).bfloat16() for _ in range(2))

@@ -1,4 +1,4 @@
-"""The interpreter of the tests computes what Triton's own computes, and fails where it fails."""
+"""The interpreter of the tests has the results and errors of Triton's own."""
 
 from __future__ import annotations
 
@@ -90,5 +90,5 @@ def test_a_kernel_that_cannot_be_fails(
     words = "power of" if width == other else "incompatible dimensions"
     with pytest.raises(interpreter.InterpreterError, match=words):
         _wrong_kernel[(1,)](torch.empty(16, dtype=torch.int32), WIDTH=width, OTHER=other)
-    # The language is as before, so that the next launch can run.
+    # The language is restored, so that the next launch can run.
     assert tl.core.is_builtin(tl.load)

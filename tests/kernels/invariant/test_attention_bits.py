@@ -1,4 +1,4 @@
-"""Attention of a row has the same bits, whatever else is computed and however it is cut."""
+"""Attention of a row has the same bits in any batch and with any cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention from an FP8 cache has the same bits, whatever the batch, chunks and shared prefixes."""
+"""Attention from an FP8 cache has the same bits with any batch, chunks and shared prefixes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def threads() -> Iterator[None]:
 
 
 def decode(q: Tensor, given: tuple, where: tuple, rows: list[int], **options) -> Tensor:
-    """Attend from some rows of `q`; `where` are block tables, slots and lengths of all."""
+    """Attend from some rows of `q`; `where`: block tables, slots and lengths of all rows."""
     k, v, scales = given
     tables, slots, lengths = where
     at = torch.tensor(rows, device=q.device)

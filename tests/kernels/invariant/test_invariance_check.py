@@ -1,4 +1,4 @@
-"""A worker finds out when it starts if kernels on its device have several orders of addition."""
+"""At its start a worker detects kernels with several orders of addition on its device."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from support.kernels.comparison import CUDA, DTYPES, TOLERANCE, assert_near, poi
 
 EPS = 1e-5
 TOKENS = 9
-# k, features: with and without columns that fill no whole tile.
+# k, features: with and without columns of a partial tile.
 SHAPES = [(96, 33), (208, 40)]
 CONFIGS = [
     OrderedConfig(rows=16, block_k=32, tokens=8, warps=4, stages=2, ahead=3),
@@ -96,7 +96,7 @@ class TestBits:
                 assert torch.equal(out, expected[:tokens]), (config, tokens)
 
     def test_of_norms_applied_by_the_next_kernel(self, k, features, dtype, device):
-        """It reads the tokens, or their factors if there are many."""
+        """It reads the tokens, or the factors of many tokens."""
         a = Inputs(TOKENS, k, features, dtype, device)
         product = ops.linear(a.x, a.gate_up)
         inverse = norm.inverse_rms(a.x, EPS)
@@ -154,7 +154,7 @@ def test_tiles_of_columns_that_no_power_of_two_divides():
 
 @pytest.mark.skipif(CUDA, reason="it shows what the interpreter of this test can find")
 def test_the_matrix_vector_kernel_does_depend_on_the_number_of_tokens(device):
-    """A negative control: one token has another kernel there, with another order."""
+    """A negative control: one token uses another kernel there, with another order."""
     a = Inputs(17, 200, 64, torch.float32, device)
     config = OrderedConfig(rows=16, block_k=32, tokens=8, warps=4, stages=2)
     vector = VectorConfig(rows=2, block_k=64, warps=1)

@@ -1,6 +1,6 @@
 """Whole answers of a tiny model are the same bits, by the kernels in Triton's interpreter.
 
-`tests/gpu/test_one_answer.py` does the same on a GPU, with graphs and more of everything.
+`tests/gpu/test_one_answer.py` does the same on a GPU, with graphs and larger sizes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tokens and log probabilities of a row do not depend on what other rows ask for."""
+"""Tokens and log probabilities of a row do not depend on the requests of other rows."""
 
 from __future__ import annotations
 

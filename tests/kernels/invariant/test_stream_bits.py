@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 )
 EPS = 1e-5
 ORDERED = OrderedConfig(rows=64, block_k=64, tokens=64, warps=4, stages=3)
-# k, weight rows: with columns and rows that fill no whole tile.
+# k, weight rows: with columns and rows of partial tiles.
 SHAPES = [(1024, 2064), (64, 16), (4096, 208), (576, 4144)]
 CONFIGS = [StreamConfig(16, 64, 3, 1), StreamConfig(64, 64, 2, 2), StreamConfig(32, 64, 5, 2)]
 

@@ -31,7 +31,7 @@ if FULL_SIZE:
 class Cache:
     """The cache of one layer for some sequences, with blocks in random order.
 
-    `values` holds NaN wherever no sequence has a token; `clean` holds zeros.
+    `values` holds NaN at positions without a token; `clean` holds zeros there.
     """
 
     values: Tensor
@@ -172,7 +172,7 @@ def test_decode_with_a_plan_for_all_layers(lengths, device):
 
 
 def test_decode_leaves_rows_of_negative_length_unchanged(device):
-    """In a mixed step, chunks own the rows behind the decode rows."""
+    """In a mixed step, chunks own the rows after the decode rows."""
     cache = make_cache([20, 7, 33], 48, torch.float32, device)
     queries = draw_queries(3, (4, 32, 16), torch.float32, device)
     lengths = cache.lengths.clone()
@@ -252,7 +252,7 @@ def test_multiply_heads(dtype, device):
 
 
 def test_the_absorbed_form_is_attention_over_whole_heads(device):
-    """The references together give what attention gives with keys and values of each head."""
+    """The references together equal attention with keys and values of each head."""
     heads, plain, rank, rotated_dim, value = 3, 24, 32, 16, 24
     lengths = [5, 21]
     cache = make_cache(lengths, rank + rotated_dim, torch.float32, device)

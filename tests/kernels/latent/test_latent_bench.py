@@ -1,4 +1,4 @@
-"""Cases of `pagewire bench kernels` for latent attention: each computes what the reference does."""
+"""Cases of `pagewire bench kernels` for latent attention: each matches the reference."""
 
 import copy
 

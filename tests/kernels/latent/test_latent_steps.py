@@ -1,4 +1,4 @@
-"""A mixed step of a model with latent attention on the kernels, padded as captured graphs are."""
+"""A mixed step of a model with latent attention on the kernels, padded like captured graphs."""
 
 from pathlib import Path
 

@@ -173,7 +173,7 @@ def test_shapes_fill_the_multiprocessors(tokens, features, k, expected):
 
 
 def test_sums_of_parts_have_room():
-    """For every shape, with as many parts as it may have."""
+    """For every shape, with its largest number of parts."""
     device = torch.device("meta")
     sums, flags = fragment_gemm.shared_sums(device)
     for shape in fragment_gemm.SHAPES:

@@ -30,7 +30,7 @@ from support.kernels.comparison import (
 )
 
 EPS = 1e-5
-FUSED_TOLERANCE = 0.01  # single inputs fall one step apart, which is 6 % of an input
+FUSED_TOLERANCE = 0.01  # single inputs differ by one step, which is 6 % of an input
 EIGHT_BITS = [torch.float8_e4m3fn, torch.int8]
 SMALL = Tiles(rows=64, tokens=16, warps=4, stages=2)
 # tokens, k, features
@@ -45,7 +45,7 @@ def draw(*shape: int, device: torch.device) -> torch.Tensor:
 
 
 def assert_same_numbers(out, expected) -> None:
-    """Values may differ where an input lies between two steps; on the CPU they are equal."""
+    """Values may differ if an input lies between two steps; on the CPU they are equal."""
     assert out.values.dtype == expected.values.dtype
     assert out.dtype == expected.dtype
     torch.testing.assert_close(out.scales, expected.scales.expand_as(out.scales), rtol=1e-6, atol=0)
@@ -100,7 +100,7 @@ class TestInputs:
 
 
 def near(out, expected) -> None:
-    """What is quantized differs in its last bits, so single values may fall one step apart."""
+    """Inputs differ in their last bits, so single quantized values may differ by one step."""
     wide = out.values.float() - expected.values.float()
     assert out.values.dtype == expected.values.dtype
     assert (wide != 0).float().mean() < 0.02
@@ -117,7 +117,7 @@ def scaled_weights(features: int, k: int, device) -> list[ScaledWeight]:
 
 @pytest.fixture(params=["one order", "fastest"])
 def products(request, monkeypatch):
-    """The products with bits that depend on no other token, and those of workers by default."""
+    """The products with bits independent of other tokens, and the default ones of workers."""
     if request.param == "fastest":
         monkeypatch.setattr(linear, "WIDEN_TOKENS", 17)
         return linear, linear
@@ -255,7 +255,7 @@ class TestGrouped:
 
 
 def test_output_is_written_to_out(device):
-    """Only to the rows that it has."""
+    """Only to its own rows."""
     x = draw(3, 128, device=device)
     four = grouped_weights(40, 128, x.dtype, device)[0]
     eight = scaled_weights(40, 128, device)[0]
@@ -274,7 +274,7 @@ def test_output_is_written_to_out(device):
 
 @pytest.mark.parametrize("tokens", [1, 16, 40])
 class TestARowDoesNotDependOnTheOthers:
-    """The bits of a token alone are those among others, with any tiles."""
+    """A token has the same bits alone and among others, with any tiles."""
 
     def test_scaled(self, tokens, device):
         x = draw(100, 256, device=device)
@@ -334,7 +334,7 @@ def test_hoppers_tiles_fill_the_multiprocessors(tokens, features, expected):
 
 @pytest.mark.parametrize("eight", EIGHT_BITS, ids=str)
 def test_error_is_the_formats_own(eight, device):
-    """Against float64: the products add no more than what the device's sum rounds."""
+    """Against float64: the products add no more error than the rounding of the device's sum."""
     wide = draw(64, 256, device=device) / 16
     weight = scaled_weight(wide, (1, 256), eight)
     x = reference.quantize(draw(8, 256, device=device), weight.input_format)

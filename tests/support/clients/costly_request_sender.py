@@ -18,7 +18,7 @@ from pathlib import Path
 
 from support.clients.costly_requests import CostlyRequest, Outcome, Target, costly_requests
 
-_NICE = 10  # in production other machines do this work
+_NICE = 10  # in production, clients' machines do this work
 _WRITING = threading.Lock()
 
 

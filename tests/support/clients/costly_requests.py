@@ -26,7 +26,7 @@ SECONDS = 120.0
 BODY_BYTES: int = GatewayConfig.max_body_bytes
 CHARS: int = SchedulerConfig.max_prompt_chars
 MESSAGES: int = GatewayConfig.max_messages
-LARGE_BYTES = BODY_BYTES - 1024  # of a gRPC message: with an API key the bound is a body's
+LARGE_BYTES = BODY_BYTES - 1024  # of a gRPC message; with an API key its limit is that of a body
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`status` is the HTTP status, or that of the gRPC code; None if the client disconnected."""
+    """`status` is the HTTP status, or the one of the gRPC code; None if the client disconnected."""
 
     status: int | None
     message: str = ""
@@ -53,7 +53,7 @@ class Outcome:
 class CostlyRequest:
     """A request. The answer must have one of `statuses`; an error must match `names`.
 
-    Requests that `work` need steps of the worker, so other requests wait in the queue.
+    Requests with `work` need steps of the worker, so other requests wait in the queue.
     """
 
     name: str

@@ -12,7 +12,7 @@ _streams = count(1)
 
 
 async def generate(engine: Engine, prompt: str, tokens: int) -> bytes:
-    """The text of a greedy answer; checks that its tokens come once and in order."""
+    """The text of a greedy answer; checks that each token arrives once and in order."""
     message = pb.GenerateRequest(prompt=prompt, sampling=pb.SamplingParams(temperature=0))
     message.stop.max_tokens, message.stop.ignore_eos = tokens, True
     buffer, text, received = DeltaBuffer(), b"", 0

@@ -29,7 +29,7 @@ class Gateway:
         await self.call.write(pb.MultiplexRequest(submit=submit))
 
     async def reserve(self, wanted: bool = True) -> None:
-        """Asks to use the scheduler alone, or ends that."""
+        """Asks to use the scheduler alone; with `wanted` false, ends this."""
         await self.call.write(pb.MultiplexRequest(reserve=wanted))
 
     async def read(self) -> None:

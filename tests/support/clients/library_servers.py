@@ -1,9 +1,10 @@
-"""Two stacks for clients that run in an environment of their own.
+"""Two stacks for clients that run in their own environment.
 
     PYTHONPATH=tests python -m support.clients.library_servers
 
-prints a line of JSON with their addresses when they are ready: `text`, whose model says what the
-prompt asks for, and `embedded`, which takes structured output. Ends with its standard input.
+prints a line of JSON with the addresses of both stacks when they are ready. The model of `text`
+writes what the prompt asks for; `embedded` supports structured output. The process ends when its
+standard input ends.
 """
 
 import asyncio

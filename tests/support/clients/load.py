@@ -17,7 +17,7 @@ CONNECT_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Question:
-    """One request; its client disconnects after `leaves_after` chunks, if that is given."""
+    """One request; its client disconnects after `leaves_after` chunks, if set."""
 
     path: str
     body: dict[str, Any]
@@ -35,7 +35,7 @@ class Choice:
 
 @dataclass
 class Answer:
-    """An answer. `pause` is the longest wait for a chunk; `error` says why it is not complete."""
+    """An answer. `pause` is the longest wait for a chunk; `error` says why it is incomplete."""
 
     choices: dict[int, Choice] = field(default_factory=dict)
     tokens: int = 0
@@ -59,7 +59,7 @@ class Answer:
 
     @property
     def content(self) -> tuple[Any, ...]:
-        """What must be the same after faults."""
+        """The fields that must be the same after faults."""
         names = [name for name, _ in self.logprobs]
         return (self.texts, self.finish_reasons, self.tokens, names)
 
@@ -108,7 +108,7 @@ def questions(count: int, seed: int = 0, vocab_size: int = 1000) -> list[Questio
 
 
 def mixed_questions(count: int, seed: int = 0) -> list[Question]:
-    """The same with unary requests, chats, and clients that disconnect before the end."""
+    """Like `questions`, with unary requests, chats, and clients that disconnect before the end."""
     rng = random.Random(seed + 1)
     made = []
     for question in questions(count, seed):
@@ -152,7 +152,7 @@ class Load:
         self._questions = questions
         self._clients = clients
         self.done = 0
-        self.refused = 0  # connections that were tried again at another gateway
+        self.refused = 0  # connections that were retried at another gateway
         self.answers: list[Answer] = []
 
     def stop(self) -> None:
@@ -184,7 +184,7 @@ class Load:
             yield from range(len(self._questions))
 
     async def reached(self, count: int) -> None:
-        """Waits until so many questions have been answered."""
+        """Waits until `count` questions have been answered."""
         while self.done < count:
             await asyncio.sleep(0.005)
 
@@ -256,7 +256,7 @@ def _take(message: dict[str, Any], answer: Answer) -> None:
         message_or_delta = given.get("delta") or given.get("message") or {}
         choice.text += given["text"] if "text" in given else message_or_delta.get("content") or ""
         if given.get("logprobs"):
-            # The first token of an echoed prompt has none.
+            # The first token of an echoed prompt has no log probability.
             values = [value or 0.0 for value in given["logprobs"]["token_logprobs"]]
             choice.logprobs += zip(given["logprobs"]["tokens"], values, strict=True)
         choice.finish_reason = given["finish_reason"] or choice.finish_reason
@@ -272,8 +272,8 @@ def differences(
 ) -> list[str]:
     """How answers differ from those of the undisturbed run `want`, which has one round.
 
-    For clients that disconnect only the beginnings are compared. `tolerance` is for log
-    probabilities: with a real model their last bits depend on the batch.
+    If the client disconnects, only the beginnings are compared. `tolerance` is for log
+    probabilities, whose last bits depend on the batch in a real model.
     """
     found = []
     for number, mine in enumerate(got):

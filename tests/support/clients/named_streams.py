@@ -1,4 +1,4 @@
-"""Streams of named events: how they are read, and what of them must not depend on timing."""
+"""Reads streams of named events, and removes the differences that depend on timing."""
 
 import json
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ async def events_of(
 def merged(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The events without ids, times and numbers, and neighbouring pieces of a text joined.
 
-    Where a text is cut depends on how many tokens come at once.
+    The cuts in a text depend on the number of tokens that arrive at once.
     """
     found: list[dict[str, Any]] = []
     for event in events:

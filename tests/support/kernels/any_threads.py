@@ -1,8 +1,8 @@
-"""Triton's interpreter with the additions of a GPU: what has one order, and what may have any.
+"""Triton's interpreter with the order of additions on a GPU: fixed in products, random in sums.
 
 numpy adds the terms of a product in an order that depends on the shapes. A tensor core with one
-accumulator adds them from the first to the last. A sum over the threads of a program has an order
-that depends on the layout of the threads.
+accumulator adds them from the first to the last. The order of a sum over the threads of a program
+depends on the layout of the threads.
 """
 
 from __future__ import annotations

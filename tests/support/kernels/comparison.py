@@ -24,7 +24,7 @@ DTYPES = [torch.bfloat16, torch.float16] if CUDA else [torch.float32, torch.floa
 
 @contextmanager
 def poisoned_outputs() -> Iterator[None]:
-    """Fill every tensor that is allocated inside with NaN, so that values not written are found."""
+    """Fill every tensor that is allocated inside with NaN, so that missing writes are found."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     try:

@@ -40,7 +40,7 @@ class Launch:
     registers: int
     spilled: int
     serialized: bool  # the assembler lets no instructions of the tensor cores overlap
-    neighbours: tuple[int, ...]  # columns side by side that a thread holds of operands, each number
+    neighbours: tuple[int, ...]  # each count of adjacent operand columns in one thread
 
     @property
     def resident(self) -> int:
@@ -102,11 +102,11 @@ def _compile(kernel: JITFunction, args: tuple, kwargs: dict) -> Launch:
         aligned = isinstance(value, int) and value % 16 == 0
         if hasattr(value, "data_ptr") or (aligned and not parameter.do_not_specialize):
             attributes[(index,)] = [["tt.divisibility", 16]]
-    # A worker's compile pool gets constants as JSON.
+    # A worker's compile pool receives constants as JSON.
     json.dumps([None if isinstance(value, dtype) else value for value in constexprs.values()])
     language = GluonASTSource if kernel.is_gluon() else ASTSource
     source = language(kernel, signature, constexprs, attributes)
-    # Kernels without a report may be in the usual cache: Triton 3.6 does not tell them apart.
+    # The usual cache may have kernels without a report: Triton 3.6 does not separate them.
     with (
         patch.object(knobs.cache, "dir", str(Path(knobs.cache.dir) / "reports")),
         patch.object(knobs.runtime, "add_stages_inspection_hook", keep_report),
@@ -132,8 +132,8 @@ def _compile(kernel: JITFunction, args: tuple, kwargs: dict) -> Launch:
 def keep_report(*arguments: Any) -> tuple[str, str] | None:
     """Adds the assembler's report on the resources of a kernel to its metadata.
 
-    Triton calls it with the stages of a compilation, and without arguments for what tells such
-    compilations from others in its cache.
+    Triton calls it with the stages of a compilation. Triton also calls it without arguments, for
+    the key that separates such compilations from others in the cache.
     """
     if not arguments:
         return ("assembler report",) * 2

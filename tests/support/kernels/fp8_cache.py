@@ -13,7 +13,7 @@ NAN_BITS = 0x7F  # of E4M3
 def quantized(cache: Tensor) -> tuple[Tensor, Tensor]:
     """The FP8 numbers and scales of `cache [blocks, kv_heads, block_size, head_dim]`.
 
-    Vectors with NaN have NaN in both, so that a kernel that reads them is found out.
+    Vectors with NaN have NaN in both, so that a kernel that reads them fails the test.
     """
     wide = cache.double()
     scales = (wide.abs().amax(-1) / 448).clamp(min=2.0**-126)

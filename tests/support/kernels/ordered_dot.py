@@ -15,7 +15,7 @@ Dot = Callable[..., TensorHandle]
 def in_order(
     self: InterpreterBuilder, a: TensorHandle, b: TensorHandle, d: TensorHandle, *options: object
 ) -> TensorHandle:
-    """`d + a @ b`, where the accumulator takes one column of `a` after another."""
+    """`d + a @ b`, where the accumulator adds one column of `a` after another."""
     total = d.data.copy()
     left, right = a.data.astype(total.dtype), b.data.astype(total.dtype)
     for k in range(left.shape[1]):
@@ -26,6 +26,6 @@ def in_order(
 def by_tile(
     self: InterpreterBuilder, a: TensorHandle, b: TensorHandle, d: TensorHandle, *options: object
 ) -> TensorHandle:
-    """`d + a @ b`, where each tile has a sum of its own: the order depends on the tile's width."""
+    """`d + a @ b`, where each tile has its own sum: the order depends on the tile's width."""
     none = TensorHandle(np.zeros_like(d.data), d.dtype)
     return TensorHandle(d.data + in_order(self, a, b, none).data, d.dtype.scalar)

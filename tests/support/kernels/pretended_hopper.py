@@ -1,9 +1,9 @@
 """A worker's start and steps as on an H100, on any machine: nothing is computed.
 
-Tensors are on torch's meta device, so they have shapes, types and alignment, but no values. Kernels
-are looked up as a launch does it, and not launched. What a GPU would refuse, or wait for, is noted:
-a copy from the host or a value that the host reads while a graph is captured, and operations whose
-tensors are on both. The process must not have TRITON_INTERPRET.
+Tensors are on torch's meta device: they have shapes, types and alignment, but no values. Kernels
+are looked up as in a launch, but not launched. Operations that a GPU would refuse or wait for are
+recorded: copies from the host or to it during the capture of a graph, and operations with tensors
+on both devices. The process must not have TRITON_INTERPRET.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Driver(TargetDriver):
 
 
 def pretend() -> None:
-    """Makes this process take the meta device for an H100; before it imports kernels."""
+    """Makes the meta device look like an H100; call it before kernels are imported."""
     device_module.multiprocessors = lambda device: PROCESSORS
     device_module.dependent_launch = lambda device: True
     device_module.is_hopper = lambda device: True
@@ -48,7 +48,7 @@ def pretend() -> None:
 
 @dataclass
 class PretendedStart:
-    """What the start and the steps of a worker would have launched."""
+    """Kernels that the start and the steps of a worker would have launched."""
 
     ahead: list[CompileJob] = field(default_factory=list)  # compiled before weights are loaded
     launched: list[CompileJob] = field(default_factory=list)  # looked up after that
@@ -220,7 +220,7 @@ def pretended(start: PretendedStart) -> Iterator[None]:
     with ExitStack() as stack:
 
         def decoder(*arguments: Any) -> Decoder:
-            # It is made when the weights are loaded: from here on a worker launches kernels.
+            # Made once the weights are loaded: from here on a worker launches kernels.
             stack.enter_context(collecting_kernels(start.launched.append))
             return Decoder(*arguments)
 

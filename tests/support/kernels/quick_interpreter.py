@@ -1,9 +1,8 @@
-"""Triton's interpreter without the work that it does again and again.
+"""Triton's interpreter without its repeated work.
 
-Results and errors stay the same. As it is, each call of one jitted function by another replaces all
-functions of the language, which the launch has replaced already. Each sum of integers looks for an
-overflow and drops what it finds, since only `debug` reports it. Each value describes its shape
-anew.
+Results and errors stay the same. Unchanged, each call of one jitted function by another replaces
+all functions of the language again, although the launch has replaced them. Each sum of integers
+checks for an overflow, although only `debug` reports it. Each value describes its shape again.
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ OWN = [(owner, name, getattr(owner, name)) for owner, name, _ in REPLACEMENTS]
 
 
 def install() -> None:
-    """Changes the interpreter, if its version is the one whose functions are known here."""
+    """Changes the interpreter, if it has the version that this module is written for."""
     if triton.__version__.startswith("3.7."):
         for owner, name, replacement in REPLACEMENTS:
             setattr(owner, name, replacement)

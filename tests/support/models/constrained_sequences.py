@@ -23,7 +23,7 @@ STEPS = 32  # more than any output needs
 
 
 def constrained(seed: int, output: list[int] | None = None, **sampling: Any) -> Sequence:
-    """A sequence that may have an `output` already."""
+    """A sequence that may already have an `output`."""
     known = output or []
     return Sequence(
         [10 + seed, 20, 30, *known],

@@ -65,7 +65,7 @@ EXPERT_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "pad_token_id": None,
         },
     ),
-    "gpt-oss": (  # windows in turns, sinks, biases; 64 trained positions
+    "gpt-oss": (  # alternating windows, sinks, biases; 64 trained positions
         "gpt_oss",
         {
             "head_dim": 16,

@@ -20,7 +20,7 @@ from pagewire.worker.startup.loading import LoadedWorker
 
 
 class Replayed:
-    """A graph: `replay` runs the call and writes its result where the first run has put it."""
+    """A graph: `replay` runs the call and writes its result into the first run's tensors."""
 
     def __init__(self, run: Callable[[], Tensor], out: Tensor) -> None:
         self._run, self._out = run, out
@@ -75,7 +75,7 @@ class HostGraphBackend(GraphBackend):
 
 
 def with_host_graphs(monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadedWorker], LoadedWorker]:
-    """What makes a loaded CPU worker run steps through the graph backend's code."""
+    """Returns a function that makes a loaded CPU worker run steps in the graph backend's code."""
     for module in (graphs, mixed, draft_passes):
         monkeypatch.setattr(module, "Staging", CopiedAtOnce)
     monkeypatch.setattr(graphs, "ResultBuffers", CopiedResults)

@@ -11,8 +11,7 @@ from pagewire.worker.protocol.steps.limits import Limits
 from support.models.step_driver import Logprobs, Sequence, StepDriver, Stream
 
 VOCABULARY = 2048
-# Of a model that is large enough for several tiles and shares of everything, and small enough for a
-# start in seconds.
+# Sizes of a model that has several tiles and shares of everything, but starts in seconds.
 SIZES = {
     "vocab_size": VOCABULARY,
     "hidden_size": 1024,
@@ -28,7 +27,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Wanted:
-    """A request to a worker: it is answered by `count` tokens with log probabilities."""
+    """A request to a worker for `count` tokens with log probabilities."""
 
     prompt: list[int]
     count: int
@@ -65,7 +64,7 @@ async def answers(
     chunk: int = 1 << 20,
     run_ahead: int = 2,
 ) -> list[Answer]:
-    """The answers, `at_once` sequences at a time beside all `others`."""
+    """Returns the answers; `at_once` sequences run at a time, beside all `others`."""
     found = []
     for begin in range(0, len(wanted), at_once):
         ours = [request.sequence() for request in wanted[begin : begin + at_once]]
@@ -78,9 +77,9 @@ async def answers(
 async def preempted_answers(
     driver: StepDriver, wanted: Sequences[Wanted], after: int
 ) -> list[Answer]:
-    """The answers of sequences that lose their blocks after some tokens, and are computed again.
+    """The answers of sequences that lose their blocks after some tokens and are recomputed.
 
-    A sequence that another worker goes on with is computed in the same way.
+    A sequence that moves to another worker is computed in the same way.
     """
     first = [request.sequence() for request in wanted]
     for sequence in first:
@@ -107,10 +106,10 @@ async def preempted_answers(
 async def answers_from_cache(
     stream: Stream, limits: Limits, wanted: Sequences[Wanted], shared: int, *, grouped: bool
 ) -> list[Answer]:
-    """The answers of sequences whose first `shared` tokens the first one has computed.
+    """The answers of sequences that share the KV of their first `shared` tokens.
 
-    The first one computes its prompt. The others then begin with its blocks, and compute the rest.
-    With `grouped` decode steps name the prefix as shared. All sequences want as many tokens.
+    The first sequence computes its prompt. The others begin with its blocks, and compute the rest.
+    With `grouped`, decode steps name the prefix as shared. All sequences have the same `count`.
     """
     size = limits.block_size
     assert shared % size == 0
@@ -139,7 +138,7 @@ async def answers_from_cache(
         top = unpack_floats(result.top_logprobs).reshape(len(rows), -1).tolist()
         chosen = unpack_floats(result.logprobs).tolist()
         for row, own, its_ids, its_top in zip(rows, chosen, ids, top, strict=True):
-            most = wanted[slots[row]].sampling.logprobs  # a step returns as many for all its rows
+            most = wanted[slots[row]].sampling.logprobs  # all rows have the same number
             found[slots[row]].logprobs.append((own, its_ids[:most], its_top[:most]))
 
     def start(slot: int, computed: int) -> pb.SequenceStart:

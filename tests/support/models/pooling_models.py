@@ -1,4 +1,4 @@
-"""Tiny random models that embed or score, and their results by transformers and plain formulas."""
+"""Tiny random models that embed or score, and the expected results."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ def save_classifier(folder: Path, variant: str, *, labels: int = 1, **overrides:
     """Makes a sequence classifier of `VARIANTS` in float32, saves it, and returns it."""
     model_type, differences = VARIANTS[variant]
     sizes = {**_SIZES, **differences, **overrides}
-    # transformers takes the last token that is not the padding, which no prompt ends with.
+    # transformers uses the last token that is not padding; no prompt ends with the padding token.
     padding = sizes["vocab_size"] - 1
     config = AutoConfig.for_model(model_type, **sizes, num_labels=labels, pad_token_id=padding)
     torch.manual_seed(3)
@@ -50,12 +50,12 @@ def save_classifier(folder: Path, variant: str, *, labels: int = 1, **overrides:
 
 
 def save_headless(folder: Path, causal: PreTrainedModel) -> None:
-    """Saves the decoder of a causal model alone: its tensors have shorter names."""
+    """Saves only the decoder of a causal model: its tensors have shorter names."""
     causal.model.save_pretrained(folder)
 
 
 def hidden_states(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
-    """The last hidden states `[tokens, hidden]` by transformers."""
+    """The last hidden states `[tokens, hidden]` in transformers."""
     with torch.no_grad():
         return model.model(torch.tensor([tokens])).last_hidden_state[0]
 
@@ -69,7 +69,7 @@ def pooled(model: PreTrainedModel, tokens: list[int], kind: str) -> torch.Tensor
 def embedding(
     model: PreTrainedModel, tokens: list[int], kind: str, dimensions: int | None = None
 ) -> list[float]:
-    """The normalized embedding, which is cut before."""
+    """The embedding, cut and then normalized."""
     vector = pooled(model, tokens, kind)[:dimensions]
     return (vector / vector.norm()).tolist()
 

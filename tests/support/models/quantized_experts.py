@@ -1,4 +1,4 @@
-"""Tiny checkpoints with quantized experts, and the plain model in transformers that they mean."""
+"""Tiny checkpoints with quantized experts, and the equivalent plain model in transformers."""
 
 import json
 import re
@@ -37,9 +37,9 @@ MXFP4 = {
 def save_quantized_experts(
     folder: Path, variant: str, form: Format, **overrides: Any
 ) -> PreTrainedModel:
-    """Saves a model with all linear layers quantized but routers, gates of shared experts and head.
+    """Saves a model with linear layers quantized, except routers, shared experts' gates and head.
 
-    Returns the model with the weights that these mean. `rounded_inputs` rounds its inputs.
+    Returns the model with the dequantized weights. `rounded_inputs` rounds its inputs.
     """
     save_model(folder, variant, **overrides)
     stored, meant = {}, {}
@@ -56,7 +56,7 @@ def save_quantized_experts(
 
 @contextmanager
 def rounded_inputs(model: PreTrainedModel, form: Format) -> Iterator[None]:
-    """Inputs of quantized layers of a model of `save_quantized_experts` are quantized, and back."""
+    """Inside, inputs of the quantized layers are quantized and dequantized."""
     plain = ("mlp.gate.weight", "shared_expert_gate.weight", "lm_head.weight")
     kept = {p.data_ptr() for name, p in model.named_parameters() if name.endswith(plain)}
     linear = functional.linear
@@ -69,7 +69,7 @@ def rounded_inputs(model: PreTrainedModel, form: Format) -> Iterator[None]:
 
 
 def save_mxfp4(folder: Path, **overrides: Any) -> PreTrainedModel:
-    """Saves a gpt-oss with experts in four bits; returns the model that they mean."""
+    """Saves a gpt-oss with experts in four bits; returns the model with dequantized weights."""
     save_model(folder, "gpt-oss", **overrides)
     stored, meant = {}, {}
     for name, tensor in load_file(folder / "model.safetensors").items():

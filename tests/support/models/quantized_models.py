@@ -1,7 +1,7 @@
-"""Tiny quantized checkpoints, and the model in plain torch that each of them describes.
+"""Tiny quantized checkpoints, and the equivalent model in plain torch for each.
 
-Those of compressed-tensors are written by that library, the others by code that follows the
-packing loops of AutoGPTQ and AutoAWQ. None of it uses what the worker reads them with.
+The library compressed-tensors writes its own checkpoints. Code that follows the packing loops of
+AutoGPTQ and AutoAWQ writes the others. Nothing here uses the worker's code that reads them.
 """
 
 import json
@@ -30,7 +30,7 @@ class Format:
     """A kind of checkpoint: its configuration, and how a weight and its inputs are quantized."""
 
     config: dict[str, Any]
-    # Of a weight [out, in]: the stored tensors by suffix, and the weight that they mean.
+    # For a weight [out, in]: the stored tensors by suffix, and the dequantized weight.
     store: Callable[[Tensor], tuple[Stored, Tensor]]
     inputs: Callable[[Tensor], Tensor] = field(default=lambda x: x)
     head: bool = False
@@ -43,7 +43,7 @@ def save_quantized(
     skip: Sequence[str] = ("lm_head",),
     **overrides: Any,
 ) -> PreTrainedModel:
-    """Saves a model of `tiny_models` quantized, and returns it in float32 as the format means it.
+    """Saves a model of `tiny_models` quantized; returns it in float32 with dequantized weights.
 
     Layers whose name ends with one of `skip` stay as they are.
     """
@@ -55,7 +55,7 @@ def save_quantized(
 def quantize_saved(
     folder: Path, model: PreTrainedModel, form: Format, skip: Sequence[str], only: str = ""
 ) -> None:
-    """Quantizes a model and the copy of it in `folder`, layers with `only` in their name."""
+    """Quantizes a model and its copy in `folder`; only layers with `only` in their names."""
     tensors = load_file(folder / "model.safetensors")
     for name, module in model.named_modules():
         if not isinstance(module, nn.Linear) or name.endswith(tuple(skip)) or only not in name:
@@ -73,7 +73,7 @@ def quantize_saved(
 
 
 def _saved_name(name: str, weight: Tensor, tensors: Stored) -> str:
-    """The name of a layer in a file: some models call layers otherwise there."""
+    """The name of a layer in a file, which differs from its name in some models."""
     if f"{name}.weight" in tensors:
         return name
     found = next(key for key, tensor in tensors.items() if torch.equal(tensor, weight))
@@ -81,7 +81,7 @@ def _saved_name(name: str, weight: Tensor, tensors: Stored) -> str:
 
 
 def rounded_rows(x: Tensor, largest: float, group: int | None = None) -> Tensor:
-    """Inputs in eight bits with a scale for each token, or each group of a token, and back."""
+    """Inputs rounded to eight bits, with a scale for each token or each group of a token."""
     parts = []
     for part in x.split(group or x.shape[-1], -1):
         scale = part.abs().amax(-1, keepdim=True) / largest
@@ -91,7 +91,7 @@ def rounded_rows(x: Tensor, largest: float, group: int | None = None) -> Tensor:
 
 
 def rounded_by(x: Tensor, scale: float, largest: float) -> Tensor:
-    """Inputs in eight bits with one scale, and back."""
+    """Inputs rounded to eight bits with one scale."""
     return _rounded((x / scale).clamp(-largest, largest), largest) * scale
 
 
@@ -102,7 +102,7 @@ def _rounded(x: Tensor, largest: float) -> Tensor:
 def compressed_tensors(
     weights: dict[str, Any], inputs: dict[str, Any] | None, kind: str, **more: Any
 ) -> Format:
-    """A format of that library, with its names of fields."""
+    """A format of compressed-tensors, with the library's names of fields."""
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
     config = {
         "quant_method": "compressed-tensors",
@@ -233,7 +233,7 @@ def gptq(bits: int, group: int, symmetric: bool, order: bool = False, version: i
 
 
 def awq(group: int) -> Format:
-    """AWQ's layout `gemm`: int32 words along the outputs, of which the values are interleaved."""
+    """AWQ's layout `gemm`: int32 words along the outputs, with interleaved values."""
     config = {
         "quant_method": "awq",
         "bits": 4,
@@ -258,7 +258,7 @@ def awq(group: int) -> Format:
 def _integers(
     weight: Tensor, groups: np.ndarray, bits: int, symmetric: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Tensor]:
-    """Values [out, in], scales and zero points [out, groups] and the weight that they mean."""
+    """Values [out, in], scales and zero points [out, groups], and the dequantized weight."""
     exact, steps = weight.numpy().astype(np.float32), 2**bits - 1
     shape = (len(exact), groups.max() + 1)
     scales, zeros = np.zeros(shape, np.float32), np.zeros(shape, np.int64)

@@ -25,7 +25,7 @@ from pagewire.worker.startup.loading import load_worker
 
 
 class Stream(Protocol):
-    """A step stream: results come in the order of the steps."""
+    """A step stream: results arrive in the order of the steps."""
 
     async def send(self, step: pb.Step) -> None: ...
 
@@ -103,7 +103,7 @@ Logprobs = tuple[float, list[int], list[float]]
 
 @dataclass
 class Sequence:
-    """A sequence: its tokens, how many of them were generated, and how many to generate."""
+    """A sequence: its tokens, and the numbers of tokens generated and still to generate."""
 
     tokens: list[int]
     wanted: int
@@ -114,7 +114,7 @@ class Sequence:
     salt: str = ""
     output: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
-    # Likeliest tokens of each prompt token, and the first one that is wanted.
+    # Number of likeliest tokens for each prompt token, and the first position to score.
     prompt_top: int | None = None
     first_scored: int = 1
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
@@ -143,7 +143,7 @@ class StepDriver:
         self.number = 0
         # The most tokens of a decode row; above 1 the worker speculates.
         self.reach = 1 + limits.max_drafts
-        # By their drafters in worker.proto: drafts, and those that were right.
+        # Drafts and accepted drafts, by drafter in worker.proto.
         self.drafts: Counter[int] = Counter()
         self.accepted: Counter[int] = Counter()
 
@@ -155,9 +155,9 @@ class StepDriver:
         run_ahead: int = 1,
         free: bool = False,
     ) -> list[list[int]]:
-        """The outputs. A step computes at most `chunk` tokens of each prompt, and of all prompts
-        what fits into a step; `run_ahead` steps are sent before the first result is read. With
-        `free`, blocks behind the worker's window are reused at once."""
+        """Returns the outputs. A step computes at most `chunk` tokens of each prompt, up to the
+        step's limit. `run_ahead` steps are sent before the first result is read. With `free`,
+        blocks behind the worker's window are reused at once."""
         assert not free or (self.window and run_ahead == 1)
         waiting: deque[list[Sequence]] = deque()
         decoding: list[Sequence] = []
@@ -220,13 +220,13 @@ class StepDriver:
         )
 
     def _give_up(self, step: pb.Step, sequences: list[Sequence]) -> None:
-        """Adds to a step the blocks behind the windows of all next tokens."""
+        """Frees, in a step, the blocks behind the windows of all next tokens."""
         for sequence in sequences:
             end = max(0, sequence.computed - self.window + 1) // self.block_size
             if end > sequence.freed:
                 step.freed_slots += pack([sequence.slot])
                 step.freed_counts += pack([end])
-                # The next block of any sequence is one of these.
+                # The next allocations reuse these blocks.
                 self.free.extendleft(sequence.blocks[sequence.freed : end])
                 sequence.blocks[sequence.freed : end] = [0] * (end - sequence.freed)
                 sequence.freed = end
@@ -269,7 +269,7 @@ class StepDriver:
             by_slot[error.slot].failure = error.message
 
     def _runs(self, result: pb.StepResult, rows: list[Sequence]) -> list[Sequence]:
-        """The sequence of each token, and the books of what is known of them now."""
+        """Returns the sequence of each token; updates the counts of drafts and sequences."""
         counts = unpack(result.token_counts).tolist() or [1] * len(rows)
         reports = (result.draft_rows, result.draft_counts, result.drafters)
         for row, drafted, drafter in zip(*(unpack(each).tolist() for each in reports), strict=True):
@@ -280,7 +280,7 @@ class StepDriver:
         for sequence, count in zip(rows, counts, strict=True):
             assert 1 <= count <= self.reach
             sequence.sampled += count - 1
-            if sequence.output:  # else it is the row of its prompt
+            if sequence.output:  # else the row is of its prompt
                 sequence.computed -= self.reach - count
         return [s for s, count in zip(rows, counts, strict=True) for _ in range(count)]
 
@@ -317,7 +317,7 @@ class StepDriver:
         ids = unpack(result.top_ids).reshape(len(named), -1).tolist() if len(named) else []
         top = unpack_floats(result.top_logprobs).reshape(len(named), -1) if len(named) else []
         for row, own, its_ids, its_top in zip(named, chosen, ids, top, strict=True):
-            wanted = rows[row].sampling.logprobs  # a step returns as many for all its rows
+            wanted = rows[row].sampling.logprobs  # all rows have the same number
             rows[row].logprobs.append((own, its_ids[:wanted], its_top[:wanted].tolist()))
         wanting = [i for i, s in enumerate(rows) if s.sampling.HasField("logprobs")]
         if self.reach > 1:

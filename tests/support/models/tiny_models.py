@@ -1,4 +1,4 @@
-"""Tiny random models in Hugging Face format, and what transformers generates with them."""
+"""Tiny random models in Hugging Face format, and their outputs in transformers."""
 
 from pathlib import Path
 from typing import Any
@@ -166,7 +166,7 @@ _SIZES = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
-    # Large, so that logits of random weights are far apart and differ by position.
+    # Large, so that the logits of random weights are far apart and differ by position.
     "initializer_range": 0.3,
 }
 
@@ -228,7 +228,7 @@ def greedy_tokens(
 
 
 def log_probabilities(model: PreTrainedModel, prompt: list[int], output: list[int]) -> torch.Tensor:
-    """Log probabilities by transformers at each position of an output, [output, vocabulary]."""
+    """Log probabilities in transformers at each position of an output, [output, vocabulary]."""
     with torch.no_grad():
         logits = model(torch.tensor([prompt + output])).logits[0].float()
     return logits[len(prompt) - 1 : -1].log_softmax(-1)

@@ -91,7 +91,7 @@ def sentencepiece_folder(folder: Path, kind: str = "bpe") -> Path:
 
 
 def tiktoken_ranks() -> dict[bytes, int]:
-    """A byte-level vocabulary as tiktoken has it, in which longer tokens have later ranks."""
+    """A byte-level vocabulary for tiktoken, in which longer tokens have later ranks."""
     words = (b"th", b"he", b"the", b" the", b"qu", b"ui", b"qui", b"ck", "ü".encode())
     return {token: i for i, token in enumerate([*(bytes([b]) for b in range(256)), *words])}
 

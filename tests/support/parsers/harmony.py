@@ -9,12 +9,12 @@ _COMMENTARY = "<|channel|>commentary<|message|>"
 
 
 def call(arguments: str, name: str = "f") -> str:
-    """As the model writes a call."""
+    """A call as the model writes it."""
     return f"<|channel|>commentary to=functions.{name}{_JSON}{arguments}{_CALL}"
 
 
 def template_call(arguments: str, name: str = "f") -> str:
-    """As the chat template renders a call, and the model sometimes writes it, too."""
+    """A call as the chat template renders it; the model sometimes writes this form too."""
     return f" to=functions.{name}<|channel|>commentary json<|message|>{arguments}{_CALL}"
 
 

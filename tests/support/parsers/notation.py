@@ -26,7 +26,7 @@ Types = dict[str, dict[str, frozenset[str]]]
 
 
 def shortened(events: list[Event]) -> list[Item]:
-    """Events in this notation, neighbouring pieces of a kind joined."""
+    """Events in this notation, with neighbouring pieces of the same kind joined."""
     items: list[Item] = []
     ended = False
     for event in events:

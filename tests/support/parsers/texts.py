@@ -1,4 +1,4 @@
-"""Texts made of tags, and of what calls have within them."""
+"""Texts made of tags and of parts of calls."""
 
 from hypothesis import strategies as st
 

@@ -1,4 +1,4 @@
-"""The `pagewire` command, in a process that fails when it gets certain prompts.
+"""The `pagewire` command, in a process that fails when it receives certain prompts.
 
 `PAGEWIRE_TEST_FAILING` names the service, `worker` or `scheduler`. The first token of a prompt
 decides: KILLS ends the process with SIGKILL; STALLS blocks the thread that launches a worker's

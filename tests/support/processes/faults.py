@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from support.processes.fleet import Fleet
 
 PAUSE_SECONDS = 7.0  # longer than a peer waits for a heartbeat
-SHORT_PAUSE_SECONDS = 1.0  # too short to be noticed
+SHORT_PAUSE_SECONDS = 1.0  # too short to be detected
 
 
 @dataclass

@@ -1,8 +1,8 @@
 """A fleet: gateways, schedulers and workers in real processes that a test can kill or pause.
 
-Worker N belongs to scheduler N modulo their number; each gateway knows all schedulers. Connections
+Worker N belongs to scheduler N modulo their number; each gateway has all schedulers. Connections
 to workers and schedulers go through proxies that a test can cut. The supervisor of `pagewire run`
-starts processes again that end.
+restarts processes that end.
 """
 
 import asyncio
@@ -49,12 +49,12 @@ class Fleet:
     proxies: list[TcpProxy] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     stopped: set[str] = field(default_factory=set)
-    # Of a fleet that shares its workers: the file that lists them, and their addresses by name.
+    # If schedulers share workers: the file that lists the workers, and their addresses by name.
     worker_list: Path = Path()
     workers: dict[str, str] = field(default_factory=dict)
 
     def list_workers(self, *names: str) -> None:
-        """Lists these workers, and no others, to the schedulers that share them."""
+        """Writes the list of shared workers: these, and no others."""
         new = self.worker_list.with_suffix(".new")
         new.write_text("".join(f"{self.workers[name]}\n" for name in names))
         new.replace(self.worker_list)
@@ -75,12 +75,12 @@ class Fleet:
             self.stopped.discard(name)
 
     def stop_permanently(self, name: str) -> None:
-        """Kills a process; the supervisor does not start it again."""
+        """Kills a process; the supervisor does not restart it."""
         self._restarter(name).cancel()
         self.signal(name, signal.SIGKILL)
 
     async def start_again(self, *names: str) -> None:
-        """Starts permanently stopped processes again; returns when they are ready."""
+        """Restarts permanently stopped processes; returns when they are ready."""
         services = [s for s in self.supervisor._services() if s.name in names]
         await self.supervisor._start(services)
         for service in services:
@@ -89,7 +89,7 @@ class Fleet:
             self.supervisor._restarters[place] = restarter
 
     async def until_restarted(self, *names: str, since: int) -> None:
-        """Waits until processes are ready again that ended after line `since` of the log."""
+        """Waits until processes that ended after line `since` of the log are ready again."""
         async with asyncio.timeout(90):
             for name in names:
                 ready = f"{name} is ready again"
@@ -143,7 +143,7 @@ class Fleet:
         return found
 
     async def is_idle(self, workers: int) -> bool:
-        """Whether so many workers are ready, no request is open and no block is in use."""
+        """Whether `workers` workers are ready, no request is open and no block is in use."""
         loads = await self.loads()
         if any(load is None for load in loads):
             return False
@@ -250,7 +250,7 @@ async def running_fleet(
 def _workers_of(
     number: int, schedulers: int, workers: list[str], listed_in: str, shared: bool
 ) -> list[str]:
-    """The flags by which a scheduler finds its workers."""
+    """The flags that list a scheduler's workers."""
     if shared:
         return [f"--workers=file:{listed_in}", "--share-workers", "--rebalance-after=1"]
     return [f"--workers={','.join(workers[number::schedulers])}"]

@@ -1,4 +1,4 @@
-"""Checks that the chaos tests share: a run with faults must give the answers of an undisturbed
+"""Checks that the chaos tests share: a run with faults must return the answers of an undisturbed
 one, and the fleet must be idle after it."""
 
 import asyncio
@@ -24,7 +24,7 @@ async def undisturbed(fleet: Fleet, asked: list[Question], clients: int = CLIENT
 
 
 async def until_idle(fleet: Fleet, workers: int, seconds: float = 40.0) -> None:
-    """Waits until so many workers are ready and no request is open; prints the loop lag."""
+    """Waits until `workers` workers are ready and no request is open; prints the loop lag."""
     deadline = time.monotonic() + seconds
     while not await fleet.is_idle(workers):
         assert time.monotonic() < deadline, (await fleet.loads(), fleet.log[-40:])
@@ -35,7 +35,7 @@ async def until_idle(fleet: Fleet, workers: int, seconds: float = 40.0) -> None:
 def figures(asked: list[Question], got: list[Answer], want: list[Answer]) -> dict[str, float]:
     """The figures of a run, compared with the undisturbed one.
 
-    `lost` and `twice` count characters, of clients that read their whole answer.
+    `lost` and `twice` count characters, for clients that read their whole answer.
     """
     found = {"streams": len(got), "tokens": sum(answer.tokens for answer in got)}
     found["failed"] = sum(answer.error is not None for answer in got)

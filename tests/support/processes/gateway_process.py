@@ -1,4 +1,4 @@
-"""A gateway and scripted schedulers, each in a process of its own."""
+"""A gateway and scripted schedulers, each in its own process."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ _SCHEDULER = Path(__file__).parents[1] / "scripted" / "scripted_scheduler.py"
 
 
 def command(config: dict[str, Any], missing: str | None = None) -> list[str]:
-    """The command line of a gateway with these settings, where the package `missing` is not."""
+    """The command line of a gateway with these settings, without the package `missing`."""
     hide = f"import sys; sys.modules[{missing!r}] = None; " if missing else ""
     return [sys.executable, "-c", hide + _RUN, json.dumps(config)]
 

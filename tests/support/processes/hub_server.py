@@ -1,4 +1,4 @@
-"""A server on this machine that speaks the part of the hub's API that downloads need."""
+"""A local server with the part of the hub's API that downloads need."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ Files = dict[str, bytes]
 
 @dataclass
 class Repository:
-    """A model at the hub: its commits, and who may read it."""
+    """A model at the hub: its commits, and the token that may read it."""
 
     commits: dict[str, Files] = field(default_factory=dict)
     refs: dict[str, str] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class Repository:
     gated: bool = False
 
     def commit(self, files: Files, ref: str = "main") -> str:
-        """Adds a commit that `ref` names from now on; returns its hash."""
+        """Adds a commit and points `ref` to it; returns its hash."""
         digest = hashlib.sha1(repr((sorted(files), len(self.commits))).encode())
         digest.update(b"".join(files.values()))
         self.commits[digest.hexdigest()] = files
@@ -40,15 +40,15 @@ class Repository:
 
 @dataclass
 class Hub:
-    """The server's repositories, what clients asked for, and how it fails."""
+    """The server's repositories, the requests of clients, and its faults."""
 
     url: str = ""
     repositories: dict[str, Repository] = field(default_factory=dict)
     requests: list[tuple[str, str]] = field(default_factory=list)  # method and path
     ranges: list[tuple[str, str]] = field(default_factory=list)  # path and Range of partial reads
-    # A file's name, and the bytes after which the connection breaks, once for each entry.
+    # File name, and number of bytes after which the connection breaks; each entry applies once.
     breaks: list[tuple[str, int]] = field(default_factory=list)
-    status: int | None = None  # answered to everything
+    status: int | None = None  # the answer to every request
     delay: float = 0.0  # seconds before the last byte of a file
     refused_token: str | None = None
 
@@ -94,7 +94,7 @@ def hub_server() -> Iterator[Hub]:
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: object, address: object) -> None:
-        """Nothing where the client is gone: it may have been killed."""
+        """Ignores closed connections: the client may have been killed."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, address)  # type: ignore[arg-type]
 
@@ -104,7 +104,7 @@ class _Handler(BaseHTTPRequestHandler):
     state: Hub
 
     def log_message(self, *args: object) -> None:
-        """Nothing: `requests` records them."""
+        """Logs nothing: `requests` records the requests."""
 
     def do_HEAD(self) -> None:
         self._answer(with_body=False)

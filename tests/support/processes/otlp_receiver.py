@@ -1,4 +1,4 @@
-"""A collector of traces in the test's process: it speaks OTLP over HTTP and keeps every span."""
+"""A collector of traces in the test's process, by OTLP over HTTP; it stores every span."""
 
 import threading
 from collections.abc import Iterator

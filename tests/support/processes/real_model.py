@@ -66,7 +66,7 @@ def questions(count: int) -> list[Question]:
 
 
 def constrained_questions(count: int) -> list[Question]:
-    """The same, each with an output of some structure."""
+    """`questions`, each with a constraint on its output."""
     made = questions(count)
     for number, question in enumerate(made):
         question.body.update({"ignore_eos": False, "stop": None, "max_tokens": 100})
@@ -89,8 +89,8 @@ async def run_with_fault(
 ) -> None:
     """Sends a signal when a quarter of the questions is answered; checks all answers.
 
-    `tolerance` is for log probabilities, whose last bits depend on the batch. `mask_process`: that
-    one of the victim gets the signal; 0 is the one that has started the others.
+    `tolerance` is for log probabilities, whose last bits depend on the batch. With `mask_process`,
+    this mask process of the victim gets the signal; number 0 has started the others.
     """
     load = Load(fleet.urls, asked, CLIENTS)
     running = asyncio.create_task(load.run())

@@ -15,7 +15,7 @@ class SharedFleet:
         self._size: tuple[int, int, int] | None = None
 
     async def get(self, workers: int, schedulers: int = 1, gateways: int = 1) -> Fleet:
-        """The fleet of the test before if it has this size and is idle, otherwise a new one."""
+        """The previous test's fleet if it has this size and is idle, otherwise a new one."""
         size = (workers, schedulers, gateways)
         if self._fleet is None or size != self._size or not await self._fleet.is_idle(workers):
             await self.stop()

@@ -22,7 +22,7 @@ EMBEDDED_FOLDER = resolve_model(EMBEDDED)
 
 @dataclass
 class RunningStack:
-    """A started stack; `log` has the lines of its services, `output` what it printed when ready."""
+    """A started stack: `log` has its services' lines, `output` the text printed when ready."""
 
     process: subprocess.Popen[str]
     url: str = ""
@@ -41,11 +41,11 @@ class RunningStack:
         return found
 
     def kill_worker(self) -> None:
-        """Kills the only worker, which is started again."""
+        """Kills the only worker, which restarts."""
         self.kill("worker")
 
     def kill(self, service: str) -> None:
-        """Kills the only process of a service, which is started again."""
+        """Kills the only process of a service, which restarts."""
         [process] = self.pids(service)
         os.kill(process, signal.SIGKILL)
 

@@ -44,13 +44,13 @@ class TcpProxy:
             writer.transport.abort()
 
     async def freeze(self, seconds: float) -> None:
-        """Forwards nothing for so many seconds; connections stay open."""
+        """Forwards nothing for `seconds`; connections stay open."""
         self._flowing.clear()
         await asyncio.sleep(seconds)
         self._flowing.set()
 
     async def slow(self, seconds: float, delay: float = 0.05) -> None:
-        """Delays all data by `delay` seconds, for so many seconds."""
+        """For `seconds`, delays all data by `delay` seconds."""
         self._delay = delay
         await asyncio.sleep(seconds)
         self._delay = 0.0

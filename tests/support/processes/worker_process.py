@@ -1,4 +1,4 @@
-"""A worker in a process of its own, and its step streams over gRPC."""
+"""A worker in its own process, and its step streams over gRPC."""
 
 import asyncio
 import json
@@ -88,7 +88,7 @@ class WorkerProcess:
         return await asyncio.to_thread(self.process.wait, 60)
 
     async def until_listening(self) -> None:
-        """Waits for the socket. Channels that fail to connect wait longer after each attempt."""
+        """Waits for the socket: a channel that fails to connect waits longer after each attempt."""
         deadline = time.monotonic() + 60
         while not self.socket.exists():
             assert self.process.poll() is None, self.log

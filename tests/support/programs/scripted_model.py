@@ -1,9 +1,9 @@
-"""A program for a command worker that misbehaves where a prompt asks for it.
+"""A program for a command worker that misbehaves when a prompt asks for it.
 
-Its tokens are a hash of all tokens before, so a sequence continues equally after any failure. It
-writes what it receives to the file of its first argument. A prompt begins with one of the tokens
-below to make the program misbehave after TOKENS tokens; those named *_ONCE do so only while the
-file of the second argument does not exist, which they make.
+Each token is a hash of all tokens before it, so a sequence continues equally after any failure. The
+program writes its input to the file of its first argument. If a prompt begins with one of the
+tokens below, the program misbehaves after TOKENS tokens. The tokens named *_ONCE do so only while
+the file of the second argument does not exist, and create it.
 """
 
 import json
@@ -17,7 +17,7 @@ from zlib import crc32
 
 EXIT_ONCE, HANG_ONCE, GARBAGE_ONCE, EXIT, STALL, BAD_TOKEN, ERROR, FINISH = range(1001, 1009)
 TOKENS = 5
-FIRST, LAST = 300, 2000  # of the ids that it draws
+FIRST, LAST = 300, 2000  # range of the ids that it draws
 READY = {"type": "ready", "honours": ["temperature", "top_p"]}
 
 
@@ -42,7 +42,7 @@ def write(message: dict) -> None:
 
 
 def misbehave(sequence: Sequence, mark: Path) -> bool:
-    """Does what the sequence's prompt asks for; True if it has no token to give."""
+    """Fails as the sequence's prompt asks; returns True if the sequence is over."""
     trick, name = sequence.trick, sequence.name
     if trick in (EXIT_ONCE, HANG_ONCE, GARBAGE_ONCE):
         if mark.exists():
@@ -102,7 +102,7 @@ def main() -> None:
 
 
 def expected(prompt: list[int], count: int) -> list[int]:
-    """What it generates for a prompt, whatever happens meanwhile."""
+    """The tokens that it generates for a prompt, with or without failures."""
     request = {"id": "", "prompt_token_ids": prompt, "output_token_ids": [], "max_tokens": count}
     return list(islice(iter(Sequence(request).next_token, None), count))
 

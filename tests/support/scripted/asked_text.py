@@ -1,4 +1,4 @@
-"""How a test tells the model of `text_worker` what to say. Imports nothing of the project."""
+"""Prompts that make the model of `text_worker` write a text. Imports nothing of the project."""
 
 import base64
 import re
@@ -7,7 +7,7 @@ _ASKED = re.compile(r"SAY ([A-Za-z0-9+/=]+)")
 
 
 def ask(text: str) -> str:
-    """What makes the model answer with a text."""
+    """A message that makes the model answer with a text."""
     return f"SAY {base64.b64encode(text.encode()).decode()}"
 
 

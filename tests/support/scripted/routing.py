@@ -1,4 +1,4 @@
-"""What tests of the gateway's routing share: generations for scripted schedulers, and checks."""
+"""Generations for scripted schedulers, and checks, for tests of the gateway's routing."""
 
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -16,7 +16,7 @@ Connect = Callable[..., Awaitable[Schedulers]]
 
 
 def scripted_generation(prompt: str = "hi", tokens: int = 8, model: str = MODEL) -> Generation:
-    """A generation of so many tokens."""
+    """A generation of `tokens` tokens."""
     request = pb.GenerateRequest(
         request_id="r",
         model=model,
@@ -60,7 +60,7 @@ async def all_ended(generations: Sequence[Generation], seconds: float = 30) -> N
 
 
 def assert_complete(generations: Sequence[Generation]) -> None:
-    """Each has all tokens of its script, in whatever schedulers it ran."""
+    """Checks that each has all tokens of its script, on any schedulers."""
     for generation in generations:
         assert generation.failure is None, generation.failure
         assert generation.queued, "its reader was not woken"
@@ -70,7 +70,7 @@ def assert_complete(generations: Sequence[Generation]) -> None:
 
 
 async def more_messages(schedulers: Schedulers, count: int = 200) -> None:
-    """Waits until every connected scheduler has sent so many messages more."""
+    """Waits until every connected scheduler has sent `count` more messages."""
     connections = [link._connection for link in schedulers.links.values() if link.connected]
     wanted = [connection._num_received + count for connection in connections]
     await eventually(

@@ -22,7 +22,7 @@ from support.models.tokenizer_folders import byte_level_folder
 from support.scripted.scripted_worker import ScriptedWorker, token_at
 
 VOCAB = 300
-TEXT_VOCAB = 4096  # of workers for prompts that are text: as many as the tokenizer has
+TEXT_VOCAB = 4096  # vocabulary of workers for text prompts; the tokenizer's size
 MODEL = "scripted"
 
 

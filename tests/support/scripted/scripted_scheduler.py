@@ -60,7 +60,7 @@ def candidates_at(prompt: str, seed: int, index: int, top: int) -> list[tuple[in
 
 
 def expected_text(prompt: str, seed: int, tokens: int) -> str:
-    """The text of an answer of so many tokens."""
+    """The text of an answer of `tokens` tokens."""
     text = "".join(text_at(token_at(prompt, seed, i), i) for i in range(tokens))
     return text + ("\ufffd" if tokens % 5 == 4 else "")
 
@@ -135,7 +135,7 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
     unable: bool = False  # hands all requests back, as if its workers could not run them
     knows_model: bool = True
     instance: str = ""  # id of the process; a new one at each start
-    grants: bool = True  # lets a gateway that asks use it alone
+    grants: bool = True  # accepts reservations
     tells: pb.WorkerLosses | None = None  # reported with requests that it hands back
     told: list[int] = field(default_factory=list)  # lost workers of each submitted request
     deadly: str = ""  # prompts with this beginning end its process
@@ -148,7 +148,7 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
     aborted: list[str] = field(default_factory=list)
     used: dict[str, pb.Usage] = field(default_factory=dict)  # by id, of requests that have ended
     calls: list[bytes] = field(default_factory=list)  # serialized requests of unary methods
-    call_gate: asyncio.Event = field(default_factory=_open_gate)  # they are answered once it is set
+    call_gate: asyncio.Event = field(default_factory=_open_gate)  # unary calls wait for it
     running: int = 0
     streams: int = 0
     _holder: Any = None
@@ -248,7 +248,7 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
                     self._begin_reservation()
 
     def _begin_reservation(self) -> None:
-        """Reserves it for the gateway that asked first, if it is free."""
+        """Reserves the scheduler for the first gateway in the queue, if it is free."""
         if self._holder is None and self._reserving:
             self._holder, ended = self._reserving.pop(0)
             self.reservation_changes += 1
@@ -260,7 +260,7 @@ class ScriptedScheduler(inference_pb2_grpc.InferenceServicer):
         if self._holder is gateway:
             self._holder = None
             self.reservation_changes += 1
-            # Others see that it is free before the next one has it.
+            # Other gateways see a free scheduler before the next one reserves it.
             asyncio.get_running_loop().call_later(10 * self.step, self._begin_reservation)
 
     def _submit(

@@ -88,7 +88,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
     bad_result: tuple[int, pb.StepResult] | None = None
     broken: int = 0
     steps: int = 0
-    # Log probabilities of prompt tokens that it has sent, and sequences that had some before.
+    # Sent log probabilities of prompt tokens, and sequences that had some before.
     scored: int = 0
     scored_before: int = 0
     # The size of the largest prefix group so far.
@@ -301,7 +301,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
         }
 
     def _prompt_logprobs(self, chunks: list[tuple[int, int, int]]) -> pb.PromptLogprobs | None:
-        """Those of chunks, each a slot, its first token and its size."""
+        """Log probabilities of chunks, each a slot, its first token and its size."""
         slots, begins, counts, found = [], [], [], []
         for slot, begin, count in chunks:
             state = self.slots[slot]

@@ -1,8 +1,8 @@
-"""The `pagewire` command with a simulated worker that says what the prompt tells it to say.
+"""The `pagewire` command with a simulated worker that writes the text that the prompt asks for.
 
 `ask(text)` of `asked_text` is the content of a message that makes the model answer with `text`. The
-worker knows the prompt only from the KV of its blocks, which holds tokens here. So a resumed answer
-goes on only if everything before it is right.
+worker reads the prompt only from the KV of its blocks, which holds tokens here. So a resumed answer
+continues only if all KV before it is right.
 """
 
 import json
@@ -127,7 +127,7 @@ async def text_fleet(
 
 
 class TextBackend(SimulatedBackend):
-    """Says the asked text, then the end token. The KV of a position is its token."""
+    """Writes the asked text, then the end token. The KV of a position is its token."""
 
     tokenizer: Tokenizer
     end: int

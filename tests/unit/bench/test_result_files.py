@@ -1,4 +1,4 @@
-"""The committed figures: every row is whole, every file linked, every plot drawn from rows."""
+"""The committed figures: every row is complete, every file linked, every plot drawn from rows."""
 
 import importlib.util
 import re

@@ -1,4 +1,4 @@
-"""Result files: rows, units, and where they come from."""
+"""Result files: rows, units, and their sources."""
 
 import json
 import re

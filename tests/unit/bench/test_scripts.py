@@ -1,4 +1,4 @@
-"""Scripts in benchmarks/ can import what they import when they are run as their docstring says."""
+"""Scripts in benchmarks/ find their imports when they run as in their docstrings."""
 
 import ast
 import re
@@ -12,7 +12,7 @@ SCRIPTS = [
     for path in sorted((ROOT / "benchmarks").rglob("*.py"))
     if '__name__ == "__main__"' in path.read_text()
 ]
-# Folders that are packages where Python is started with -m at the root.
+# Folders that are packages when Python runs with -m at the root.
 PACKAGES = {"benchmarks", "tools", "tests"}
 
 

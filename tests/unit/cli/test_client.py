@@ -27,7 +27,7 @@ class Page(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A server that answers with the bytes that the test gives."""
+    """A server that answers with the test's bytes."""
     handler = type("Handler", (Page,), {"content": request.param})
     with http.server.HTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)

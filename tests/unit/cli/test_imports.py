@@ -1,4 +1,4 @@
-"""What the command line imports before it knows which command runs."""
+"""The imports of the command line before it selects a command."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Models given several times: their names, their own settings, and what is malformed."""
+"""Several models: their names, their own settings, and malformed entries."""
 
 import re
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ NONE = {"served_model_name": None}
 
 
 def run(*arguments: str) -> dict[str, Any]:
-    """The values that a command gets from a command line."""
+    """The values that a command receives from a command line."""
     app = typer.Typer()
 
     @app.command()

@@ -23,7 +23,7 @@ class Sample:
 
 
 def run(*arguments: str) -> dict[str, Any]:
-    """The values that a command gets from a command line."""
+    """The values that a command receives from a command line."""
     app = typer.Typer()
 
     @app.command()

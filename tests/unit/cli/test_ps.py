@@ -1,4 +1,4 @@
-"""What `pagewire ps` says of services that cannot be asked."""
+"""The output of `pagewire ps` for services that it cannot reach."""
 
 import asyncio
 from typing import Any

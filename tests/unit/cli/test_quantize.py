@@ -1,4 +1,4 @@
-"""`pagewire quantize`: what it prints, and what it refuses."""
+"""`pagewire quantize`: its output and its refusals."""
 
 import json
 from pathlib import Path

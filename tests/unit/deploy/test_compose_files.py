@@ -40,7 +40,7 @@ def hosts(addresses: str) -> list[str]:
 
 
 def check_apart(environments: dict[str, dict[str, str]]) -> None:
-    """The gateway knows every scheduler and every name; a scheduler has its model's workers."""
+    """The gateway has every scheduler and every name; a scheduler has its model's workers."""
     gateway = environments["gateway"]
     schedulers = hosts(gateway["PAGEWIRE_SCHEDULERS"])
     assert schedulers == [name for name in environments if name.startswith("scheduler")]

@@ -19,7 +19,7 @@ from pagewire.config import GatewayConfig, SchedulerConfig, WorkerConfig
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "deploy" / "kubernetes"
 SCHEMAS = Path(__file__).parent / "schemas"
-# The oldest release with the fields that are used here, and the newest with schemas.
+# The oldest release with the fields in use, and the newest with schemas.
 VERSIONS = ("1.31", kubernetes_validate.latest_version())
 # The command line reads these besides the settings.
 ENVIRONMENT = {
@@ -35,7 +35,7 @@ Manifest = dict[str, Any]
 
 
 def manifests(folder: Path = FOLDER) -> Iterator[tuple[str, Manifest]]:
-    """Every object, with the name of its file, in an order that stays."""
+    """Every object, with the name of its file, in a fixed order."""
     for path in sorted(folder.rglob("*.yaml")):
         if path.name == "kustomization.yaml":
             continue
@@ -47,7 +47,7 @@ ALL = list(manifests())
 
 
 def check_by_schema(manifest: Manifest, version: str) -> None:
-    """Raises an error if an object is not valid, or has fields that its schema does not know."""
+    """Raises an error if an object is not valid, or has fields that its schema does not have."""
     schema = SCHEMAS / f"{manifest['apiVersion'].replace('/', '_')}_{manifest['kind']}.json"
     if schema.exists():
         assert manifest.keys() == {"apiVersion", "kind", "metadata", "spec"}
@@ -154,7 +154,7 @@ def test_every_selector_finds_the_workload_of_its_name() -> None:
 
 
 def test_policies_allow_what_services_need_and_no_more() -> None:
-    """Who may open a connection to which port, as the receiving side says it."""
+    """The allowed clients of each port, by the policies of the receiving side."""
     allowed = set()
     for policy in of_kind("NetworkPolicy"):
         name = policy["metadata"]["name"]

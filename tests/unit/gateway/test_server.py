@@ -1,4 +1,4 @@
-"""The gateway as a server: where it listens."""
+"""The gateway as a server: its addresses."""
 
 import pytest
 

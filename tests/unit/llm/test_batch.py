@@ -1,4 +1,4 @@
-"""Batches against schedulers that the test plays itself."""
+"""Batches with schedulers that the test plays itself."""
 
 import asyncio
 from array import array

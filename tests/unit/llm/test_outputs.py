@@ -1,4 +1,4 @@
-"""What a caller gets, from generations that were filled by hand."""
+"""The outputs for a caller, from generations that the test fills by hand."""
 
 from array import array
 

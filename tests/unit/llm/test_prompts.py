@@ -1,4 +1,4 @@
-"""From what a caller gives to requests."""
+"""From a caller's inputs to requests."""
 
 import pytest
 
@@ -18,7 +18,7 @@ HELLO = {"role": "user", "content": "Hello"}
 
 
 def sent(task, index=0):
-    """A request of a task as a scheduler gets it."""
+    """A request of a task as a scheduler receives it."""
     job = task.job
     data = job.requests[index].SerializeToString() + job.common_of(index).data
     return pb.GenerateRequest.FromString(data)

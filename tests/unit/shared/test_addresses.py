@@ -1,4 +1,4 @@
-"""Addresses: how they are written, and which of them only this machine reaches."""
+"""Addresses: their form, and which of them are local to this machine."""
 
 import re
 import socket

@@ -1,4 +1,4 @@
-"""API keys: their files and digests, rate limits, and the accounts that keys have."""
+"""API keys: their files, digests, rate limits, and accounts."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Checksums: whatever happens to a message on its way is noticed, and ends the stream alone."""
+"""Checksums: any damage to a message is detected, and ends only its stream."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -107,7 +107,7 @@ def test_what_was_received_is_told_and_not_quoted() -> None:
 
 
 class Echo(worker_pb2_grpc.WorkerServicer):
-    """Answers each request with the number of those so far; damages what a test wants."""
+    """Answers each request with the number of requests so far; damages messages for a test."""
 
     def __init__(self) -> None:
         self.faults: list[BaseException] = []

@@ -41,7 +41,7 @@ def write(text_codec: Any) -> Iterator[Write]:
     from transformers import AutoModelForCausalLM
 
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # so small a model gains nothing from more
+    torch.set_num_threads(1)  # such a small model gains nothing from more
     loaded: Any = AutoModelForCausalLM.from_pretrained(FOLDER, local_files_only=True)
     model = loaded.float().eval()
     stops = model.config.eos_token_id

@@ -1,4 +1,4 @@
-"""What the control plane's images lack: it must run without it."""
+"""Packages missing in the control plane's images: it must run without them."""
 
 import subprocess
 import sys

@@ -80,7 +80,7 @@ async def test_an_answer_that_is_not_read_ends_its_call() -> None:
         await call.read()
         account = account_of(callers, shown)
         await eventually(lambda: account.open == service.answering == 0, 10)
-        # A client that reads on gets the status.
+        # A client that continues to read gets the status.
         with pytest.raises(grpc.aio.AioRpcError, match="nothing of the answer was read") as caught:
             await asyncio.wait_for(_read_on(call), 20)
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -118,7 +118,7 @@ async def test_a_message_that_takes_too_long_ends_its_call() -> None:
 
 
 class Message:
-    """What a request is decoded to, in the place of a large message."""
+    """The type of a decoded request, in place of a large message."""
 
 
 class Refusing(inference_pb2_grpc.InferenceServicer):

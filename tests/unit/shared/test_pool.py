@@ -51,7 +51,7 @@ def is_running(pid: int) -> bool:
 async def begun(
     pool: HelperPool, path: Path, seconds: float, large: bool = False
 ) -> asyncio.Task[bytes]:
-    """A task that a helper has begun, and that takes so many seconds."""
+    """A task of some seconds that a helper has begun."""
     task = asyncio.create_task(pool.run(f"begin {path} {seconds}".encode(), large))
     await eventually(path.exists, 20)
     return task
@@ -82,7 +82,7 @@ async def test_sixteen_megabytes_there_and_back() -> None:
         watching = asyncio.create_task(watch())
         assert await pool.run(b"echo " + data, large=True) == b"hello " + data
         watching.cancel()
-    assert longest < 0.5  # less than 10 ms where nothing else runs
+    assert longest < 0.5  # less than 10 ms on an idle machine
 
 
 async def test_a_refusal_comes_through_whole() -> None:
@@ -168,7 +168,7 @@ async def test_a_helper_that_is_killed_while_its_answer_arrives_gets_no_other_ta
         unwanted = await begun(pool, tmp_path / "unwanted", 0.2)
         unwanted.cancel()
         await asyncio.sleep(0)
-        # The answer and the time to kill the helper come in one turn of the event loop.
+        # The answer and the time to kill the helper arrive in one turn of the event loop.
         time.sleep(2 * GRACE_SECONDS)  # noqa: ASYNC251
         assert await pool.run(b"echo next") == b"hello next"
 
@@ -221,7 +221,7 @@ async def test_a_helper_that_cannot_start_is_tried_again(caplog: pytest.LogCaptu
 
 
 async def test_closing_fails_tasks_at_every_stage() -> None:
-    """Also one that a helper has been given and has not begun."""
+    """Also a task that a helper has received and not begun."""
     for turns in range(1, 6):
         async with running() as pool:
             await pool.run(b"pid")

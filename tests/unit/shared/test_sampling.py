@@ -1,4 +1,4 @@
-"""The sampling parameters of one number each: one declaration, the same names everywhere."""
+"""The numeric sampling parameters: one declaration, the same names everywhere."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Which losses are evidence that a request crashes processes."""
+"""Losses that are evidence that a request crashes processes."""
 
 from hypothesis import given
 from hypothesis import strategies as st

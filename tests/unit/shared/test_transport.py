@@ -1,4 +1,4 @@
-"""Servers and channels: calls that are ended for good, and addresses that are refused."""
+"""Servers and channels: the complete end of calls, and refused addresses."""
 
 import asyncio
 from pathlib import Path
@@ -14,7 +14,7 @@ from support.waiting import eventually
 
 
 def waiting_for_status() -> list[Any]:
-    """gRPC's tasks for calls that have not ended, those of this process's servers left out."""
+    """gRPC's tasks for open calls, without those of this process's servers."""
     return [t for t in asyncio.all_tasks() if "_handle_status_once_received" in repr(t)]
 
 

@@ -60,6 +60,6 @@ def test_short_prompts_go_to_the_least_loaded_scheduler() -> None:
 def test_prompts_with_the_same_beginning_meet_at_one_scheduler() -> None:
     conversations = [
         TraceRequest(n, n * 2.0, 512, 8, (n % 3,)) for n in range(12)
-    ]  # each of three prompts comes four times, when the one before has ended
+    ]  # each of three prompts arrives four times, after the previous one has ended
     found = run(conversations, 4)
     assert sum(r.cached_tokens > 0 for r in found.finished) == 9

@@ -1,4 +1,4 @@
-"""The SVG of a replay: well formed, every run a curve in its colour, gaps left open."""
+"""The SVG of a replay: well formed, with one coloured curve for each run, and open gaps."""
 
 from xml.etree import ElementTree
 

@@ -1,4 +1,4 @@
-"""Replays: the times of single requests by hand, then what cache, memory and routing do."""
+"""Replays: the times of single requests by hand, then effects of cache, memory and routing."""
 
 from itertools import pairwise
 
@@ -20,7 +20,7 @@ from pagewire.simulator.step_time import StepTime
 from pagewire.simulator.trace import TraceRequest, ideal_block_hit_rate
 from support.sequences import GREEDY
 
-# A step takes 10 ms and 1 ms a row; prefill 0.1 ms a token.
+# A step lasts 10 ms and 1 ms a row; prefill 0.1 ms a token.
 TIME = StepTime(0.010, 0.001, 0.0, 0.0001, 0.0)
 ANY = Objectives()
 
@@ -68,7 +68,7 @@ def test_times_of_requests_that_do_not_meet() -> None:
 
 
 def test_a_prompt_joins_after_the_steps_that_are_in_flight() -> None:
-    """Run-ahead: when it arrives two steps have been sent, the second not yet begun."""
+    """Run-ahead: at its arrival two steps are in flight, and the second has not begun."""
     recording = replay([plain(0, 0.0, 100, 20), plain(1, 0.0255, 100, 1)])
     # Steps end at 20, 31, 42 ms; those of 31 and 42 are in flight, then 21 ms with the prompt.
     assert recording.requests[1].first_token == pytest.approx(0.042 + 0.021)
@@ -137,7 +137,7 @@ def test_a_request_too_large_for_every_worker_is_refused_and_counted() -> None:
 
 
 def test_priority_is_a_policy_of_the_core() -> None:
-    """All of one priority: as first come, first served."""
+    """All have one priority: first come, first served."""
     requests = [plain(i, 0.0, 300, 30) for i in range(20)]
     a, b = replay(requests), replay(requests, policy="priority")
     assert [r.last_token for r in a.requests] == [r.last_token for r in b.requests]

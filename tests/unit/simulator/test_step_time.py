@@ -1,4 +1,4 @@
-"""The time model: fitted to what was measured, and refused where it is not determined."""
+"""The time model: fitted to measurements, and refused if they do not determine it."""
 
 import pytest
 
@@ -18,8 +18,8 @@ def test_a_profile_reproduces_its_measurements(name: str) -> None:
         assert measured.source
 
 
-# 512 requests of 512 tokens in and out, benchmarks/results/serving-h200.json at commit 1dc823e: not
-# fitted to. All prompts are prefilled in 32 steps of 8192 tokens, then 511 steps decode 512 rows.
+# 512 requests of 512 tokens in and out, benchmarks/results/serving-h200.json at commit 1dc823e. Not
+# used in the fit. 32 steps of 8192 tokens prefill all prompts, then 511 steps decode 512 rows.
 @pytest.mark.parametrize(("name", "measured"), [(PROFILES[0], 13501), (PROFILES[1], 36114)])
 def test_a_profile_predicts_a_run_that_it_was_not_fitted_to(name: str, measured: float) -> None:
     tokens = 512 * 512

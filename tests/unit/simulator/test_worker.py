@@ -1,4 +1,4 @@
-"""The simulated device behind the worker's real engine: which tokens it draws, and when."""
+"""The simulated device behind the worker's real engine: its tokens and their times."""
 
 import asyncio
 import random
@@ -145,7 +145,7 @@ async def test_a_cached_prefix_is_read_from_its_blocks() -> None:
 
 
 async def test_a_block_given_up_too_early_gives_other_tokens() -> None:
-    """Behind the window nothing is read; what a token sees must still be there."""
+    """Nothing behind the window is read; all KV that a token sees must still be available."""
     windowed = replace(LIMITS, window=40, num_blocks=40)
     sequences = [Sequence(prompt(length), 60) for length in (100, 110, 120)]
     async with simulated(limits=windowed) as worker:
@@ -210,7 +210,7 @@ async def test_steps_sent_ahead_run_back_to_back_without_a_busy_core() -> None:
         began, cpu = time.monotonic(), time.process_time()
         await worker.driver().run([Sequence(prompt(9), wanted)], run_ahead=2)
         took, used = time.monotonic() - began, time.process_time() - cpu
-    # One step prefills, the last one computes nothing but takes its time.
+    # One step prefills; the last one computes nothing but lasts its time.
     assert 0.98 < took / ((wanted + 1) * 0.005) < 2.5, "a loaded machine may be late, never early"
     assert used < took / 2
 

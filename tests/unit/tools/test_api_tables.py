@@ -1,4 +1,4 @@
-"""docs/api.md says which fields and endpoints work, as the code has them."""
+"""docs/api.md lists the fields and endpoints that work in the code."""
 
 import json
 from typing import Any
@@ -70,7 +70,7 @@ def test_fields_that_checks_refuse_are_refused(path: str, field: str) -> None:
 
 
 def test_no_field_of_openai_or_vllm_is_unknown() -> None:
-    """Such a field must be implemented, a hint, or refused: clients know what it should do."""
+    """Such a field must be implemented, a hint, or refused: clients expect its effect."""
     tables = [api_tables.field_table(paths) for paths in api_tables.COLUMNS.values()]
     unknown = [row for table in tables for row in table if "ignored" in row]
     assert unknown == []

@@ -1,4 +1,4 @@
-"""What the documentation names exists: paths, tests, flags."""
+"""Paths, tests and flags in the documentation exist."""
 
 import re
 from dataclasses import fields
@@ -21,7 +21,7 @@ PAGES = sorted(
     for folder in (ROOT, ROOT / "docs", ROOT / "docs/decisions")
     for page in folder.glob("*.md")
 )
-# What looks like a file and is a route or a field.
+# Routes and fields that look like files.
 NO_FILES = frozenset(
     {
         "/openapi.json",
@@ -32,7 +32,7 @@ NO_FILES = frozenset(
         "sentence_bert_config.json",
     }
 )
-# Settings of commands that are no service, and of pytest.
+# Settings of commands that are not services, and of pytest.
 OTHER_FLAGS = frozenset(
     {"calibrate", "config", "factor", "operator", "output", "playground", "trace"}
 )

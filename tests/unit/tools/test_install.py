@@ -1,4 +1,4 @@
-"""What `make` installs, and when: the decisions of the Makefile and of tools/install.py."""
+"""The installations of `make`: the decisions of the Makefile and of tools/install.py."""
 
 import http.server
 import os
@@ -102,7 +102,7 @@ def test_an_index_is_reachable_if_it_has_torch(index: str) -> None:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """What make looks at, without an environment."""
+    """The files that make reads, without an environment."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     (tmp_path / "pyproject.toml").touch()
     (tmp_path / ".venv").mkdir()
@@ -110,7 +110,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def outside_make() -> dict[str, str]:
-    """The environment without what a make that runs the tests has added to it."""
+    """The environment without the variables of a make that runs the tests."""
     variables = {"ARGS", "TORCH", "TORCH_INDEX", "VENV_FLAGS"}
     return {
         name: text
@@ -120,7 +120,7 @@ def outside_make() -> dict[str, str]:
 
 
 def planned(folder: Path, target: str, *variables: str) -> list[str]:
-    """What make would run."""
+    """The commands that make would run."""
     done = subprocess.run(
         ["make", "-n", target, *variables],
         cwd=folder,

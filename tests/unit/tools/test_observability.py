@@ -23,7 +23,7 @@ RULES = [
     for group in yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"]
     for rule in group["rules"]
 ]
-# Labels that Prometheus adds, and the names that its client library gives every process.
+# Labels that Prometheus adds, and names from its client library in every process.
 TARGET_LABELS = {"job", "instance", "le"}
 OF_EVERY_PROCESS = {"up", "process_cpu_seconds_total", "process_resident_memory_bytes"}
 
@@ -72,7 +72,7 @@ def test_requests_are_those_of_clients(expression: str) -> None:
 
 
 def test_no_scheduler_at_all_is_no_worker() -> None:
-    """Addresses come from DNS: of a service without containers there are no series, not even up."""
+    """Addresses come from DNS: a service without containers has no series, not even up."""
     [rule] = [rule for rule in RULES if rule["alert"] == "PagewireNoWorkers"]
     assert "or vector(0)" in rule["expr"]
 
@@ -110,7 +110,7 @@ def test_the_dashboard_is_that_of_the_table() -> None:
 
 
 def lost(written: Any, read: Any, path: str = "") -> list[str]:
-    """The paths of what is not the same in what Grafana's model has read."""
+    """The paths of differences after Grafana's model has read the dashboard."""
     if isinstance(written, dict):
         pairs = [(f"{path}.{key}", value, read.get(key)) for key, value in written.items()]
     elif isinstance(written, list) and isinstance(read, list) and len(written) == len(read):
@@ -127,7 +127,7 @@ def read_by_grafanas_model(written: dict[str, Any]) -> Any:
 
 
 def test_grafanas_model_knows_all_of_the_dashboard() -> None:
-    """There is no package of Grafana itself: this is its schema, as its client library has it."""
+    """Grafana itself has no package: this is its schema in its client library."""
     written = dashboard.dashboard()
     assert lost(written, read_by_grafanas_model(written)) == []
     written["panels"][1]["fieldConfig"]["defaults"]["unti"] = "s"

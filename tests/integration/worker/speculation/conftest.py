@@ -1,4 +1,4 @@
-"""What the tests of models that guess share."""
+"""A fixture for the tests of draft models and EAGLE heads."""
 
 import pytest
 

@@ -33,7 +33,7 @@ WAYS = [
 
 @pytest.fixture(scope="module", params=["itself", "first layers", "another", "head"])
 def draft(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Draft models of the embedded one: right always, often and nearly never. A random head."""
+    """Draft models of the embedded model: right always, often and almost never. A random head."""
     folder = tmp_path_factory.mktemp("draft")
     if request.param == "itself":
         return FOLDER
@@ -54,7 +54,7 @@ def drafted(monkeypatch: pytest.MonkeyPatch, draft: Path, **settings: Any) -> An
 
 
 def prompt(number: int) -> list[int]:
-    """A prompt in which nothing comes again."""
+    """A prompt without repetitions."""
     return [40 + (number * 97 + i * 7) % 900 for i in range(20 + number)]
 
 
@@ -89,7 +89,7 @@ async def test_tokens_are_those_of_steps_without_drafts(
 async def test_the_model_itself_is_right_nearly_always(
     monkeypatch: pytest.MonkeyPatch, way: pb.SlotSampling
 ) -> None:
-    """With a temperature, too, because guesses are drawn with the noise of their tokens."""
+    """Also with a temperature, because guesses are drawn with the noise of their tokens."""
     (want,) = await without_drafts([Sequence(prompt(1), LENGTH, sampling=way)])
     async with drafted(monkeypatch, FOLDER) as worker:
         driver = StepDriver(worker.stream(), worker.limits)
@@ -97,7 +97,7 @@ async def test_the_model_itself_is_right_nearly_always(
         assert driver.drafts[MODEL] > LENGTH / 2
         assert driver.accepted[MODEL] >= 0.95 * driver.drafts[MODEL]
         assert driver.number < LENGTH / 2
-        # Counted by the worker, too.
+        # The worker counts them, too.
         counted = worker.engine.metrics.drafts.value("draft_model", "accepted")
         assert counted == driver.accepted[MODEL]
 
@@ -105,7 +105,7 @@ async def test_the_model_itself_is_right_nearly_always(
 async def test_after_each_step_the_draft_model_has_the_kv_of_all_tokens(
     monkeypatch: pytest.MonkeyPatch, draft: Path
 ) -> None:
-    """Also of those that another drafter guessed, of steps with prompts, and of the last ones."""
+    """Also for tokens of another drafter, of steps with prompts, and for the last tokens."""
     ways = [*WAYS, sampling(temperature=0.7, seed=1)]
     told = await without_drafts([Sequence(prompt(9), LENGTH, sampling=WAYS[1])])
     ran = [Sequence(prompt(i), LENGTH - i, sampling=way) for i, way in enumerate(ways)]

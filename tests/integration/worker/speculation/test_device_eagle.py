@@ -44,7 +44,7 @@ def eagle(monkeypatch: pytest.MonkeyPatch, folder: Path, **settings: Any) -> Any
 async def test_guesses_are_those_of_the_definition(
     tmp_path: Path, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of all kinds of targets: behind prompts in chunks, and behind wrong drafts."""
+    """For all kinds of targets: after prompts in chunks, and after wrong drafts."""
     target = save_model(tmp_path / "model", variant)
     head = save_head(
         tmp_path / "head", tmp_path / "model", 150, eagle_aux_hidden_state_layer_ids=INPUTS
@@ -105,7 +105,7 @@ async def test_a_head_that_knows_its_model_is_right(
     assert drawn >= 2
     assert driver.drafts[DRAFTER] > 90
     if way is GREEDY:
-        # Wrong are the drafts in place of the token that is in no draft, and those behind them.
+        # The drafts at the token that is in no draft are wrong, and so are those after them.
         lost = driver.drafts[DRAFTER] - driver.accepted[DRAFTER]
         assert drawn <= lost <= drawn * worker.limits.max_drafts
     else:

@@ -1,4 +1,4 @@
-"""A draft model or an EAGLE head changes how many steps an answer takes, and nothing else of it."""
+"""A draft model or an EAGLE head changes only the number of steps of an answer."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +39,7 @@ Draft = tuple[str, Path]  # values of --speculate and --draft-model
 
 @pytest.fixture(scope="module", params=["itself", "first layers", "another", "head"])
 def draft(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Draft:
-    """Draft models of the embedded one: right always, often and nearly never; a random head."""
+    """Draft models of the embedded model: right always, often and almost never; a random head."""
     folder = tmp_path_factory.mktemp("draft")
     if request.param == "head":
         # As random models do, it guesses tokens that a bias makes likely, which it has here.
@@ -89,7 +89,7 @@ async def test_tokens_are_those_of_steps_without_drafts(draft: Draft, cut: dict[
 
 @pytest.mark.parametrize("way", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 async def test_the_model_itself_is_right_nearly_always(way: pb.SlotSampling) -> None:
-    """With a temperature, too, because guesses are drawn with the noise of their tokens."""
+    """Also with a temperature, because guesses are drawn with the noise of their tokens."""
     async with local_worker(FOLDER) as plain:
         (want,) = await StepDriver(plain.stream(), plain.limits).run([story(way)])
     async with drafting(ITSELF) as worker:
@@ -98,7 +98,7 @@ async def test_the_model_itself_is_right_nearly_always(way: pb.SlotSampling) -> 
         assert driver.drafts[MODEL] > LENGTH / 2
         assert driver.accepted[MODEL] >= 0.95 * driver.drafts[MODEL]
         assert driver.number < LENGTH / 4
-        # Counted by the worker, too.
+        # The worker counts them, too.
         counted = worker.engine.metrics.drafts.value("draft_model", "accepted")
         assert counted == driver.accepted[MODEL]
 
@@ -106,7 +106,7 @@ async def test_the_model_itself_is_right_nearly_always(way: pb.SlotSampling) -> 
 async def test_after_each_step_the_draft_model_has_the_kv_of_all_tokens(
     draft: Draft,
 ) -> None:
-    """Also of those that another drafter guessed, and behind right drafts the last one."""
+    """Also for tokens of another drafter, and for the last token after right drafts."""
     ways = [GREEDY, sampling(temperature=0.7, seed=1), sampling()]
     ran = [Sequence(repetitive(i, 5 + i), 60, sampling=way) for i, way in enumerate(ways)]
     async with drafting(draft) as worker:
@@ -116,7 +116,7 @@ async def test_after_each_step_the_draft_model_has_the_kv_of_all_tokens(
         await driver.run(ran, run_ahead=3, chunk=16)
         assert driver.drafts[MODEL] > 0
         assert driver.accepted[pb.DRAFTER_PREDICTION] > 0
-        # A head has that of the last token here with the token that was drawn behind it.
+        # A head has that of the last token here, with the token drawn after it.
         behind = 1 if draft[0] == "eagle" else 0
         written = [_kv(worker, sequence, behind) for sequence in ran]
         # The same tokens as prompts.
@@ -128,8 +128,8 @@ async def test_after_each_step_the_draft_model_has_the_kv_of_all_tokens(
 
 
 def _kv(worker: LocalWorker, sequence: Sequence, behind: int = 0) -> torch.Tensor:
-    """The draft model's KV `[2 * layers, heads, tokens, head_dim]` of all tokens but the last,
-    and but `behind` others."""
+    """The draft model's KV `[2 * layers, heads, tokens, head_dim]` of all tokens except the last
+    and `behind` others."""
     count = len(sequence.tokens) + len(sequence.output) - 1 - behind
     kv = draft_cache(worker).storage[:, sequence.blocks]  # [parts, blocks, heads, block, dim]
     return kv.transpose(1, 2).flatten(2, 3)[:, :, :count].clone()
@@ -142,7 +142,7 @@ async def test_a_resumed_sequence_goes_on_as_it_would_have(draft: Draft) -> None
 
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if "window" in v or "gemma" in v][:4])
 async def test_other_kinds_of_attention(tmp_path: Path, variant: str) -> None:
-    """Of the model or of the draft model, which have windows of 24 tokens."""
+    """Of the model or of the draft model, with windows of 24 tokens."""
     save_model(tmp_path / "one", variant)
     save_model(tmp_path / "other", "llama")
     for model, other in (("one", "other"), ("other", "one"), ("one", "one")):
@@ -218,7 +218,7 @@ async def test_a_nan_in_the_draft_models_kv_costs_drafts_and_no_tokens() -> None
     async with drafting(ITSELF, num_blocks=29) as worker:
         _write(draft_cache(worker).storage, slice(1, None), torch.nan)
         driver = StepDriver(worker.stream(), worker.limits)
-        for number in range(6):  # these get all blocks; none drafts from another one's output
+        for number in range(6):  # these get all blocks; none drafts from the output of another
             before = driver.accepted[MODEL]
             assert await driver.run([story(GREEDY, salt=str(number))]) == [want]
         assert driver.accepted[MODEL] - before > LENGTH / 2

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads: what they guess, how much of it is right, and which checkpoints are refused."""
+"""EAGLE-3 heads: their guesses, the share of right ones, and refused checkpoints."""
 
 import json
 from dataclasses import dataclass, field
@@ -42,12 +42,12 @@ VARIANTS = ("llama", "granite", "olmo2", "cohere", "gemma2", "mistral-window", "
 
 @dataclass
 class Guesses:
-    """The guesses of a head: slot, position of the token behind which they are, and tokens."""
+    """The guesses of a head: slot, position of the token before them, and tokens."""
 
     made: list[tuple[int, int, list[int]]] = field(default_factory=list)
 
     def record(self, backend: EagerBackend) -> None:
-        """Takes all guesses that the backend's head makes from now on."""
+        """Records all guesses that the backend's head makes from now on."""
         assert backend.draft is not None
         propose = backend.draft.propose
 
@@ -84,7 +84,7 @@ def eagle(folder: Path, head: Path, **settings: Any) -> Any:
 async def test_guesses_are_those_of_the_definition(
     tmp_path: Path, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of all kinds of targets: behind prompts in chunks, and behind right and wrong drafts."""
+    """For all kinds of targets: after prompts in chunks, and after right and wrong drafts."""
     monkeypatch.setattr(draft_length.DraftLength, "next", lambda *_: 4)
     monkeypatch.setattr(SequenceDrafts, "_is_worth_trying", lambda *_: False)  # others draft less
     target = save_model(tmp_path / "model", variant)
@@ -113,7 +113,7 @@ async def test_guesses_behind_right_ones_are_those_of_the_definition(
 async def check_guesses(
     folder: Path, reference: ReferenceHead, vocabulary: int, right: int = 0
 ) -> None:
-    """Runs the model and the head in `folder`, of whose drafts at least `right` are right."""
+    """Runs the model and the head in `folder`; at least `right` drafts must be right."""
     prompts = ([(i * 61 + j * j * 7) % vocabulary for j in range(20 + 9 * i)] for i in range(3))
     ran = [Sequence(prompt, 24) for prompt in prompts]
     async with eagle(folder / "model", folder / "head") as worker:
@@ -154,7 +154,7 @@ async def test_a_head_that_knows_its_model_is_right(tmp_path: Path, way: pb.Slot
     drawn = sum(sequence.output.count(NEVER_GUESSED) for sequence in got)
     assert drawn >= 2
     if way is GREEDY:
-        # Wrong are the drafts in place of the token that is in no draft, and those behind them.
+        # The drafts at the token that is in no draft are wrong, and so are those after them.
         lost = driver.drafts[MODEL] - driver.accepted[MODEL]
         assert drawn <= lost <= drawn * worker.limits.max_drafts
         assert all(sequence.output == _successors(sequence) for sequence in got)
@@ -220,7 +220,7 @@ def test_a_block_counts_the_bytes_of_the_heads_kv(tmp_path: Path) -> None:
     assert both.limits.num_blocks == pytest.approx(plain.limits.num_blocks * 8 / 9, abs=1)
     size = sum(each.nbytes for each in load_file(head / "model.safetensors").values())
     added = both.backend.weight_bytes - plain.backend.weight_bytes
-    # Norms are folded and the tokens of drafts no weights; embeddings are the model's.
+    # Norms are folded, draft tokens are not weights, and embeddings are the model's.
     assert 0 < size - added < 3 * 4 * 256 + 500 * 8 + 4096 + 1
 
 
@@ -255,7 +255,7 @@ def test_random_weights_need_a_config_only(tmp_path: Path) -> None:
     [
         ({}, (2, 4, 5)),
         ({"eagle_aux_hidden_state_layer_ids": [2, 3, 7]}, (2, 3, 7)),
-        # Some checkpoints count layers by what they write.
+        # Some checkpoints number layers by their outputs.
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}}, (2, 4, 5)),
         ({"architectures": ["LlamaForCausalLM"], "draft_vocab_size": None}, (2, 4, 5)),
         ({"norm_before_residual": False, "fc_bias": None, "eagle_config": None}, (2, 4, 5)),
@@ -341,7 +341,7 @@ def check_refused(head: Path, part: str) -> None:
 
 
 def test_the_reference_reads_the_inputs_of_layers(tmp_path: Path) -> None:
-    """What transformers calls hidden state i is what layer i reads."""
+    """Hidden state i in transformers is the input of layer i."""
     target = save_model(tmp_path, "llama")
     found = AutoModelForCausalLM.from_pretrained(tmp_path)(
         torch.tensor([[3, 4]]), output_hidden_states=True

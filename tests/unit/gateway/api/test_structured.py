@@ -1,4 +1,4 @@
-"""The fields that say what an output must be, and the one message that they become."""
+"""The fields that constrain an output, and the one message made of them."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize: what a scheduler is asked, and how its response is written."""
+"""/tokenize and /detokenize: the requests to a scheduler, and the form of the response."""
 
 import json
 from typing import Any

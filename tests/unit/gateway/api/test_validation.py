@@ -1,4 +1,4 @@
-"""Which requests are refused and which are accepted, and what becomes of their fields."""
+"""Refused and accepted requests, and the results of their fields."""
 
 import json
 from collections.abc import AsyncIterator
@@ -399,7 +399,7 @@ async def test_an_error_names_the_field_the_value_and_the_remedy(
 
 
 def test_an_assistant_without_content_says_nothing() -> None:
-    """Templates get empty text, as in vLLM, which they can add to other text; null beside calls."""
+    """Templates get empty text, as in vLLM, to which they can add other text; null beside calls."""
     for given in ({}, {"content": None}, {"content": None, "tool_calls": []}):
         turn = Message.model_validate({"role": "assistant", **given}).to_turn("messages[0]")
         assert turn == Turn("assistant", "")

@@ -1,4 +1,4 @@
-"""What requests cost their keys: estimates while they run, then the tokens that they used."""
+"""The charges of requests to their keys: estimates while they run, then the used tokens."""
 
 import pytest
 
@@ -89,7 +89,7 @@ def test_an_estimate_is_reserved_and_then_replaced() -> None:
 
 
 def test_a_request_without_max_tokens_reserves_what_is_left() -> None:
-    """But at most as much as the model's length allows."""
+    """But at most the number of tokens that the model's length allows."""
     holder = account(tokens_per_minute=110)
     first = admit(holder, job(max_tokens=None), 0.0)
     assert left(holder.tokens, 0.0) == 10.0
@@ -224,7 +224,7 @@ def test_a_new_limit_refunds_nothing_to_requests_that_were_open() -> None:
 
 
 def test_a_report_costs_the_same_in_a_large_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A gateway once read all 1,024 aborted generations at each of their reports."""
+    """A gateway once read all 1,024 aborted generations at every report."""
     prompts, reads = 500, 0
     used = Generation.used_tokens.fget  # type: ignore[attr-defined]
 

@@ -1,4 +1,4 @@
-"""Arguments in formats that are no JSON: what a grammar allows is valid, and read as it is."""
+"""Arguments in formats other than JSON: texts that a grammar allows are valid and read exactly."""
 
 import json
 import random
@@ -64,7 +64,7 @@ def tagged(**values: str) -> str:
 
 
 COLOR = {"$defs": {"Color": {"type": "string", "enum": ["red", "5"]}}}
-# A schema, the text of arguments that it allows, what they are, and a text that it does not allow.
+# A schema, a text of arguments that it allows, their values, and a text that it does not allow.
 TAGGED: list[tuple[dict[str, Any], str, Any, str]] = [
     (parameters(a=STRING), tagged(a="Kö\n<b>ln"), {"a": "Kö\n<b>ln"}, tagged(b="x")),
     (parameters(a=STRING), tagged(a="5"), {"a": "5"}, tagged(a="5</parameter>")),
@@ -160,7 +160,7 @@ def test_other_schemas_are_enforced_as_json(parser: str, schema: dict[str, Any])
 @pytest.mark.parametrize("parser", ["qwen3_coder", "pythonic"])
 @pytest.mark.parametrize("seed", range(40))
 def test_what_a_grammar_lets_through_is_valid(parser: str, seed: int) -> None:
-    """Draws bytes that the grammar allows, and checks what the parser makes of them."""
+    """Draws bytes that the grammar allows, and checks the parser's result."""
     draw = random.Random(seed)
     kinds: list[Any] = [
         {**STRING, "maxLength": 6},

@@ -128,13 +128,13 @@ BYTES = llguidance.LLTokenizer("byte")
 
 
 def grammar_of(constraint: pb.StructuredOutput | None) -> str:
-    """The constraint as llguidance takes it."""
+    """The constraint in llguidance's form."""
     assert constraint is not None
     return grammar_text(constraint, BYTES)
 
 
 def accepts(grammar: str, text: str) -> bool:
-    """Whether a text, by bytes, is a whole output that the grammar allows."""
+    """Whether the grammar allows the bytes of a text as a whole output."""
     matcher = llguidance.LLMatcher(BYTES, grammar, log_level=0)
     assert not matcher.get_error()
     data = list(text.encode())

@@ -1,4 +1,4 @@
-"""What an answer has of its prompts: offsets, bytes, bounds, and candidates that wait."""
+"""The prompts in an answer: offsets, bytes, bounds, and waiting candidates."""
 
 import numpy as np
 import pytest

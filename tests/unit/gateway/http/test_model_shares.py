@@ -1,4 +1,4 @@
-"""What one model's open requests leave of the gateway's limits to the other models."""
+"""The part of the gateway's limits that one model's open requests leave to other models."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_one_of_two_models_may_use_half_of_the_bytes() -> None:
 
 @pytest.mark.parametrize("limits", [(1, 100), (100, 10)])
 def test_a_model_without_open_requests_may_have_one(limits: tuple[int, int]) -> None:
-    """Else more models than requests, or a body above the share, would never be served."""
+    """Otherwise more models than requests, or a body above the share, would never be served."""
     shares = ModelShares(*limits)
     assert shares.take("a", 9, 3) is None
     assert shares.take("a", 9, 3) is not None

@@ -1,4 +1,4 @@
-"""What a client learns when the gateway refuses its request."""
+"""The answers to a client whose request the gateway refuses."""
 
 import asyncio
 from types import SimpleNamespace

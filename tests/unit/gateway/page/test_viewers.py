@@ -1,4 +1,4 @@
-"""One text a tick for all viewers, and none without viewers."""
+"""One text for all viewers each tick, and none without viewers."""
 
 import asyncio
 from typing import Any
@@ -11,7 +11,7 @@ from support.waiting import eventually
 
 
 class Viewer:
-    """A connection that reads when it is told to."""
+    """A connection that reads on demand."""
 
     def __init__(self, viewers: Viewers) -> None:
         self.received: list[bytes] = []

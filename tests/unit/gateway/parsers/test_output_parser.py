@@ -1,4 +1,4 @@
-"""Every split of a text gives the events of the whole text, and no text is lost."""
+"""Every split of a text yields the events of the whole text, and no text is lost."""
 
 import time
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Calls that generate nothing, while schedulers are lost, full of suspects or not there."""
+"""Calls that generate nothing, while schedulers are lost, full of suspects or missing."""
 
 import asyncio
 

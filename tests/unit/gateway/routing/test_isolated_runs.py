@@ -1,4 +1,4 @@
-"""Requests that may take schedulers down run alone; they fail, and other requests complete."""
+"""Requests that may crash schedulers run alone; they fail, and other requests complete."""
 
 import asyncio
 import random
@@ -20,7 +20,7 @@ from support.waiting import eventually
 
 @pytest.fixture
 def short_controls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shortens the time that a process must live without a suspect between two runs of it."""
+    """Shortens the time that a process must live without a suspect between two of its runs."""
     monkeypatch.setattr("pagewire.suspicion.SURVIVAL_SECONDS", 0.4)
 
 
@@ -84,8 +84,8 @@ async def test_two_poison_requests_fail_and_all_others_complete(
         assert poison.failure is not None
         assert poison.failure.code == Code.INTERNAL, poison.failure
     assert_complete(harmless)
-    # Each takes it down three times among others and twice alone. Some losses void a run of the
-    # other one.
+    # Each crashes it three times among others and twice alone. Some losses void a run of the other
+    # one.
     assert peers[0].deaths <= 2 * (3 + 2) + 2 * 3
 
 
@@ -242,7 +242,7 @@ async def test_without_a_reservation_suspects_run_among_others(
     schedulers._waiting.dispatch()
     async with asyncio.timeout(30):
         while not run.ended:
-            peers[0].waiting += 1  # so that load reports keep arriving
+            peers[0].waiting += 1  # keeps load reports arriving
             await asyncio.sleep(0.02)
     assert_complete([run])
 

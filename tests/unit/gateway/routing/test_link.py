@@ -1,4 +1,4 @@
-"""What the gateway and a scheduler tell each other about requests."""
+"""Messages about requests between the gateway and a scheduler."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Several models behind one gateway: a model without schedulers, or with full ones, is alone."""
+"""Several models: one without schedulers, or with full ones, does not affect the others."""
 
 import asyncio
 
@@ -63,7 +63,7 @@ async def test_requests_are_refused_unread_only_while_every_model_refuses_them(
 async def test_messages_of_one_model_do_not_dispatch_what_waits_for_another(
     connect: Connect, both: list[ScriptedScheduler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A dispatch goes through all that waits, which may be thousands of requests."""
+    """A dispatch visits all waiting requests, which may be thousands."""
     addresses = [await peer.start() for peer in both]
     schedulers = await connect(*addresses)
     links = [schedulers.links[address] for address in addresses]

@@ -1,4 +1,4 @@
-"""Where requests go when schedulers refuse them, are lost, or return."""
+"""The routes of requests when schedulers refuse them, are lost, or return."""
 
 import socket
 
@@ -26,7 +26,7 @@ from support.waiting import eventually
 async def test_a_request_refused_by_a_draining_scheduler_goes_to_another(
     connect: Connect, peers: list[ScriptedScheduler]
 ) -> None:
-    """The request is sent before the gateway knows about the drain."""
+    """The request is sent before the gateway receives the drain."""
     peers[1].waiting = 50
     schedulers = await connect(*[await peer.start() for peer in peers])
     run = scripted_generation()
@@ -162,7 +162,7 @@ async def test_a_request_that_is_handed_back_resumes_elsewhere(
 async def test_a_request_handed_back_by_all_waits_for_a_worker(
     connect: Connect, peers: list[ScriptedScheduler]
 ) -> None:
-    """It is sent to each scheduler once, though they report that they have workers."""
+    """It is sent to each scheduler once, although they report workers."""
     peers[1].waiting = 50
     for peer in peers:
         peer.unable = True
@@ -197,7 +197,7 @@ async def test_a_request_that_is_handed_back_waits_for_a_limited_time(
 async def test_a_scheduler_without_a_worker_still_serves_its_model(
     connect: Connect, peers: list[ScriptedScheduler]
 ) -> None:
-    """After a restart new requests wait, even if the scheduler has another address then."""
+    """After a restart new requests wait, even if the scheduler then has another address."""
     address = await peers[0].start()
     schedulers = await connect(address)
     await peers[0].stop()

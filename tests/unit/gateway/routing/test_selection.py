@@ -1,4 +1,4 @@
-"""Which scheduler gets a request."""
+"""The choice of the scheduler for a request."""
 
 import pytest
 
@@ -87,8 +87,8 @@ async def test_a_preferred_scheduler_gets_its_share_and_a_quarter_more(
 ) -> None:
     """All requests prefer the same scheduler.
 
-    Request k goes there while it has fewer than ceil(1.25 k / 3), else to the second one under the
-    same bound, else to the third one.
+    Request k goes there while it has fewer than ceil(1.25 k / 3), otherwise to the second scheduler
+    under the same bound, otherwise to the third.
     """
     request = conversation("popular")
     request.stop.max_tokens = 1000

@@ -159,7 +159,7 @@ def test_tokens_of_predictions_are_counted_up_to_the_end_of_an_output() -> None:
         plan = batch.in_flight[0]
         batch.commit(plan.number, np.full(len(plan.rows), 5, np.int32))
         batch.settle()
-    # Each has three drafts of a prediction: of the first row two are right, of the second all.
+    # Each row has three drafts of a prediction: two are right in the first row, all in the second.
     batch.commit(batch.in_flight[0].number, np.array([5, 5], np.int32))
     batch.note_rejected(rows[:1], np.array([1], np.int32))
     batch.note_accepted(rows)
@@ -172,7 +172,7 @@ def test_tokens_of_predictions_are_counted_up_to_the_end_of_an_output() -> None:
     batch.commit_more(rows[1:], np.array([5], np.int32))
     batch.settle()
     assert (both[1].accepted_prediction, both[1].rejected_prediction) == (2, 0)
-    # It goes on after a preemption, and the counts with it.
+    # It continues after a preemption, and the counts are kept.
     batch.finish(both[0].slot, State.PENDING)
     assert (both[0].accepted_prediction, both[0].rejected_prediction) == (2, 1)
     while batch.in_flight:

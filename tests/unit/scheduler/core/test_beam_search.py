@@ -82,7 +82,7 @@ def test_a_search_of_one_token() -> None:
 
 
 def stop_tokens(model: torch.nn.Module, count: int) -> tuple[int, ...]:
-    """Tokens that beams do come upon: from the middle of a greedy output and beside it."""
+    """Tokens that beams do reach: from the middle of a greedy output and beside it."""
     if not count:
         return ()
     plain = BeamSearch(BeamParams(4, 1.0, False), max_tokens=8, min_tokens=0, stop_ids=())

@@ -1,4 +1,4 @@
-"""The pool and its prefix cache: what is handed out, found again and evicted."""
+"""The pool and its prefix cache: allocated, found and evicted blocks."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def test_a_prefix_is_found_by_its_tokens_only() -> None:
 
 
 def test_a_match_inside_a_run_ends_at_the_first_difference() -> None:
-    """Blocks below a run belong to texts with the whole run, not only its beginning."""
+    """Blocks below a run belong to texts with the whole run, not only with its beginning."""
     pool = BlockPool(10, 2)
     run = pool.allocate(3)
     pool.cache(run, data(1, 1, 2, 2, 3, 3))

@@ -1,4 +1,4 @@
-"""Long prompts beside running decodes, on a simulated worker with a clock of its own."""
+"""Long prompts beside running decodes, on a simulated worker with its own clock."""
 
 from collections.abc import Callable
 
@@ -22,7 +22,7 @@ def linear(decodes: int, prefilled: int) -> int:
 
 
 def curved(decodes: int, prefilled: int) -> int:
-    """As attention makes it: the cost of a token grows with the chunk."""
+    """The cost of a token grows with the chunk, as in attention."""
     return 8000 + 20 * decodes + 25 * prefilled + prefilled**2 // 200
 
 
@@ -64,7 +64,7 @@ class Simulation:
 
 
 def long_prompts(timing: Timing, slo_us: int | None) -> Simulation:
-    """32 sequences decode; five prompts of 20,000 tokens come in between."""
+    """32 sequences decode; five prompts of 20,000 tokens arrive meanwhile."""
     simulation = Simulation(timing, slo_us)
     for _ in range(32):
         simulation.arrive(50, 400)
@@ -91,7 +91,7 @@ def test_a_target_keeps_steps_within_it() -> None:
 
 
 def test_the_target_is_used_up() -> None:
-    """Chunks are as large as the target allows, or prompts would wait for nothing."""
+    """Chunks are as large as the target allows; smaller ones would delay prompts without a gain."""
     durations = long_prompts(linear, 30_000).with_decodes
     assert sorted(durations)[len(durations) // 2] > 27_000
 

@@ -16,7 +16,7 @@ from pagewire.scheduler.workers.step_codec import encode_step
 from support.sequences import GREEDY
 
 SIZE = 4
-# A block takes 1 s to save, 1 s to load, 4 s to compute.
+# A block needs 1 s to save, 1 s to load, 4 s to compute.
 MEMORY = HostMemory(8, save_block=1, load_block=1, prefill_token=1)
 
 
@@ -34,7 +34,7 @@ def cached(pool: BlockPool, *text: int, proven: bool = True) -> list[int]:
 
 
 def on_host(pool: BlockPool, *text: int) -> list[int]:
-    """Which of the host's blocks, from 0 on, hold the end of a text."""
+    """The host's blocks, from 0 on, that hold the end of a text."""
     found = pool.match(tokens(*text))
     return [block - pool.host.first for block in found[pool.num_on_device(found) :]]
 
@@ -94,7 +94,7 @@ def test_a_block_is_not_saved_from_before_it_was_loaded() -> None:
 
 
 def test_a_block_saved_and_wanted_in_the_same_plan() -> None:
-    """Saves come before loads, so it goes through the host in one step."""
+    """Saves precede loads, so the block passes through the host in one step."""
     pool = BlockPool(5, SIZE, MEMORY)
     (block,) = cached(pool, 1)
     taken = pool.allocate(4)
@@ -197,7 +197,7 @@ def test_blocks_that_take_longer_to_load_than_to_compute_are_not_loaded() -> Non
 
 
 def test_saving_stops_when_no_saved_block_is_found_again() -> None:
-    """Every text is another: after a while one in sixteen is saved, to see whether that lasts."""
+    """Every text is new: after a while one in sixteen is saved, to detect a change."""
     pool = BlockPool(9, SIZE, HostMemory(64, save_block=1, load_block=1, prefill_token=1))
     saved = []
     for text in range(1500):
@@ -207,7 +207,7 @@ def test_saving_stops_when_no_saved_block_is_found_again() -> None:
     pool.check()
     assert sum(saved[:100]) > 150
     assert 0 < sum(saved[-500:]) < 2 * 500 / 8
-    # The same few again and again, too many for the device: saving pays once more.
+    # The same few texts repeat, too many for the device: saving pays off again.
     hits = 0
     for text in range(3000):
         again = tokens(10**6 + text % 16)
@@ -268,7 +268,7 @@ class Driven:
 def test_a_preempted_sequence_is_swapped_or_computed_again(
     memory: HostMemory | None, way: Restart
 ) -> None:
-    """The first needs the whole pool before it ends, so all of the second's blocks."""
+    """The first needs the whole pool before it ends, including all blocks of the second."""
     driven = Driven(11, memory or HostMemory())
     first, second = driven.ask(0, 16, 24), driven.ask(1, 16, 24)
     for _ in range(100):
@@ -286,7 +286,7 @@ def test_a_preempted_sequence_is_swapped_or_computed_again(
 def test_blocks_of_a_preempted_sequence_are_saved_however_few_are_reused() -> None:
     pool = BlockPool(9, SIZE, HostMemory(64, save_block=1, load_block=1, prefill_token=1))
     pool.host.reuse.count(dropped=10**6)
-    cached(pool, 10, 11)  # so that the next text is not one that is saved as a sample
+    cached(pool, 10, 11)  # so that the next text is not a saved sample
     blocks = pool.allocate(2)
     pool.cache(blocks, tokens(1, 2))
     pool.expect(blocks)

@@ -1,4 +1,4 @@
-"""Suspects: a sequence that takes workers down is found, and the others are not."""
+"""Suspects: a sequence that crashes workers is found, and no other."""
 
 import random
 from collections.abc import Callable
@@ -46,7 +46,7 @@ class Fleet:
         self.beside: list[int] = []
 
     def run(self, sequences: list[Sequence], most: int = 20000) -> None:
-        """Until all have ended; a round takes 10 ms."""
+        """Runs until all have ended; a round lasts 10 ms."""
         for waiting in sequences:
             self.admission.waiting.push(waiting)
         for _ in range(most):
@@ -239,7 +239,7 @@ def test_two_deadly_sequences_are_told_apart() -> None:
 def test_random_losses_fail_the_deadly_sequences_and_no_others(
     bad_numbers: set[int], workers: int, kills: list[int], cuts: set[int]
 ) -> None:
-    """Workers are also lost by chance, after so many steps each; some only lose a connection."""
+    """Workers are also lost at random, after a number of steps; some only lose a connection."""
     sequences = [sequence(n, 2 + n % 5, 12) for n in range(10)]
     left = list(kills)
 

@@ -1,4 +1,4 @@
-"""The requests of a job are decided upon together."""
+"""The first request of a job decides the admission of all."""
 
 from pagewire.errors import Code, RequestError
 from pagewire.scheduler.core.queue.job_admission import MAX_JOBS, JobAdmission, JobAdmissions

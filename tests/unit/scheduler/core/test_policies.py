@@ -33,7 +33,7 @@ class Played:
         return sequence
 
     def step(self) -> int:
-        """Admits and runs one step; returns how many tokens it computed."""
+        """Admits and runs one step; returns the number of computed tokens."""
         self.order += [admitted.sequence for admitted in self.admission.admit()]
         plan = self.batch.plan()
         if plan is None:
@@ -44,7 +44,7 @@ class Played:
         return plan.num_tokens
 
     def run(self) -> list[int]:
-        """Until nothing is left; the arrival numbers in the order of admission."""
+        """Runs until nothing is left; returns the arrival numbers in the order of admission."""
         while self.step():
             pass
         return [sequence.arrival for sequence in self.order]
@@ -116,7 +116,7 @@ def test_tenants_get_equal_shares_of_tokens_however_many_requests_they_send() ->
 
 
 def test_cached_tokens_cost_a_tenant_nothing() -> None:
-    """Two tenants ask alike, one of them with prompts whose KV is there: it gets in more often."""
+    """Two tenants send equal loads; one has prompts with cached KV, and is admitted more often."""
     played = Played("fair-share")
     shared = list(range(1, 101))
     played.arrive(shared, tenant="cached")

@@ -47,7 +47,7 @@ def test_a_short_run_makes_no_group() -> None:
 
 
 def grown(choices: list[int]) -> Table:
-    """A table in which a block is used only behind the blocks that are always before it."""
+    """A table in which the same blocks always precede a block."""
     table: list[int] = []
     node = 0
     for choice in choices:
@@ -64,7 +64,7 @@ EVENTS = st.lists(
 @settings(max_examples=200, deadline=None)
 @given(EVENTS)
 def test_groups_equal_a_naive_computation(events: list[tuple[int, list[int]]]) -> None:
-    """Slots come and go; after each the groups are those of the tables that are in."""
+    """Slots are added and removed; after each change the groups are those of the current tables."""
     groups, tables = PrefixGroups(), dict[int, Table]()
     for slot, choices in events:
         before = groups.groups

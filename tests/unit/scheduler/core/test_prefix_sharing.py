@@ -95,7 +95,7 @@ def test_proven_blocks_stay_cached_when_another_sequence_fails() -> None:
     admit(batch, leader)
     batch.commit(batch.plan().number, np.zeros(0, np.int32))
     admit(batch, follower)
-    batch.plan()  # the leader's budget comes first
+    batch.plan()  # the leader's budget has precedence
     while follower.state is State.PREFILL:
         batch.plan()
     for plan in list(batch.in_flight):

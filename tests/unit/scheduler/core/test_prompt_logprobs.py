@@ -1,4 +1,4 @@
-"""Log probabilities of a prompt: in order, each once, and what of the cache they leave to use."""
+"""Log probabilities of a prompt: in order, each once, and the usable part of the cache."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Which worker takes a sequence."""
+"""The choice of the worker for a sequence."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from support.sequences import GREEDY
 
 
 class Cluster:
-    """Workers behind one queue; steps run when told."""
+    """Workers behind one queue; the test runs steps."""
 
     def __init__(self, routing: str, workers: int = 2) -> None:
         self.admission = Admission(FirstComeFirstServed(), ROUTERS[routing]())
@@ -33,7 +33,7 @@ class Cluster:
         return self.workers.index(admitted.batch)
 
     def finish_all(self) -> None:
-        """Each worker computes what it has, to the first token, and is empty then."""
+        """Each worker computes its sequences to the first token, and is then empty."""
         for batch in self.workers:
             _step(batch)
             for sequence in batch.running():

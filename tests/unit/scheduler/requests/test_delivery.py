@@ -1,4 +1,4 @@
-"""The pages of a client that lags."""
+"""The pages of a slow client."""
 
 import numpy as np
 

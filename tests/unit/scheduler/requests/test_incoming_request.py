@@ -1,4 +1,4 @@
-"""Requests as they arrive: which parts of them are decoded, and which are refused."""
+"""Arriving requests: their decoded parts, and refusals."""
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -52,10 +52,10 @@ def test_only_the_small_fields_of_a_large_request_are_decoded(large: dict[str, o
     assert incoming.resumes == ("resume_token_ids" in large)
     if "prompt" not in large or large["prompt"] == TEXT:
         assert incoming.message == small()
-    if "prediction" in large:  # the text of a prediction is none of the prompt
+    if "prediction" in large:  # the text of a prediction is not part of the prompt
         assert incoming.message == small()
         assert incoming.prompt_tokens < 5
-    # As a gateway sends it: the input behind the rest.
+    # As a gateway sends it: the input after the rest.
     split = small().SerializeToString() + pb.GenerateRequest(**large).SerializeToString()
     assert read_request(split).message == incoming.message
 
@@ -118,7 +118,7 @@ def test_large_requests_that_protobuf_refuses_are_refused(data: bytes, cut: int)
 
 
 def _read(data: bytes) -> None:
-    """Decodes as the scheduler and its helper process do together."""
+    """Decodes like the scheduler and its helper process together."""
     incoming = read_request(data)
     if incoming.data is not None:
         pb.GenerateRequest.FromString(incoming.data)

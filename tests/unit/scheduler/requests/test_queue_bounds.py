@@ -1,4 +1,4 @@
-"""When a queue refuses, by a clock of the test."""
+"""When a queue refuses, by the test's clock."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -26,12 +26,12 @@ class Queue:
         self.bounds = QueueBounds(config, admission, OpenRequests())
 
     def fill(self, waiting: int) -> None:
-        """So many wait while the workers are full."""
+        """A number of requests wait while the workers are full."""
         self.waiting = waiting
         self.bounds.after_admission(True)
 
     def leave(self, count: int) -> None:
-        """So many are admitted."""
+        """A number of requests are admitted."""
         for _ in range(count):
             request: Any = SimpleNamespace(queue_seconds=None, received=self.now)
             self.bounds.admitted(request, SimpleNamespace(prompt=[], cached_tokens=0))  # type: ignore[arg-type]
@@ -62,7 +62,7 @@ class _Batch:
 
 
 def test_a_thousand_requests_at_once_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They come within five seconds, in which no slot comes free."""
+    """They arrive within five seconds, in which no slot becomes free."""
     queue = Queue(monkeypatch)
     queue.running = 256
     for waiting in range(1, 745):
@@ -131,7 +131,7 @@ def test_an_objective_of_a_second_bounds_the_queue_at_once(monkeypatch: pytest.M
 def test_ten_times_the_load_waits_about_as_long_as_it_may(
     monkeypatch: pytest.MonkeyPatch, longest: float, most: float
 ) -> None:
-    """A worker serves 20 a second in 16 slots, and 200 come for three minutes."""
+    """A worker serves 20 a second in 16 slots, and 200 a second arrive for three minutes."""
     queue = Queue(monkeypatch, max_waiting_seconds=longest)
     queue.running = 16
     longest_queue = 0

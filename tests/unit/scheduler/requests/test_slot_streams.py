@@ -1,4 +1,4 @@
-"""Delivery by arrays gives the same text as feeding each stream on its own."""
+"""Delivery by arrays yields the same text as feeding each stream separately."""
 
 from dataclasses import replace
 
@@ -61,7 +61,7 @@ def taken(buffer: DeltaBuffer) -> dict[int, list[tuple[int, int, str, int]]]:
 def test_texts_are_those_of_streams_fed_one_by_one(
     tokenizer: Tokenizer, data: st.DataObject
 ) -> None:
-    """Tokens at random: parts of characters, special ones, ids outside the vocabulary."""
+    """Random tokens: parts of characters, special ones, ids outside the vocabulary."""
     ids = st.integers(0, tokenizer._backend.get_vocab_size() + 3)
     steps = data.draw(st.lists(st.lists(ids, min_size=SLOTS, max_size=SLOTS), max_size=12))
     buffers = [DeltaBuffer(), DeltaBuffer()]

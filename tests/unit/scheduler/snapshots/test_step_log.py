@@ -1,4 +1,4 @@
-"""Steps are recorded while somebody asks, and only then."""
+"""Steps are recorded only while clients request snapshots."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +21,7 @@ def test_nothing_is_kept_while_nobody_asks() -> None:
     log.note(BATCH, plan(), 200)
     [step] = log.after(0)
     assert (step.duration_us, step.decodes, step.prefills, step.copies) == (200, 2, 11, 3)
-    now[0] += 6.0  # nobody has asked for so long
+    now[0] += 6.0  # no request during this time
     log.note(BATCH, plan(), 300)
     log.note(BATCH, plan(), 400)
     assert list(log.after(0)) == []

@@ -1,4 +1,4 @@
-"""The vectors of a step, and the requests that ask for some."""
+"""The vectors of a step, and the requests for them."""
 
 import numpy as np
 import pytest

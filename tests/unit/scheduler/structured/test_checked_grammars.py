@@ -1,4 +1,4 @@
-"""Grammars are compiled once, in helper processes, and what takes too long is refused."""
+"""Grammars are compiled once, in helper processes; slow compilations are refused."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ INTEGER = pb.StructuredOutput(json_schema=json.dumps({"type": "integer"}))
 
 @pytest_asyncio.fixture
 async def grammars() -> AsyncIterator[CheckedGrammars]:
-    # Long enough for a busy machine, and far below what the slow one takes.
+    # Long enough for a busy machine, and far below the time of the slow grammar.
     made = CheckedGrammars(SchedulerConfig(model="embedded", max_grammar_seconds=3.0))
     yield made
     await made.close()

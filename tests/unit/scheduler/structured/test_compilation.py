@@ -1,4 +1,4 @@
-"""From a StructuredOutput to a grammar: what compiles, what is refused, and why."""
+"""From a StructuredOutput to a grammar: compiled ones, and refusals with reasons."""
 
 import datetime
 import itertools
@@ -232,7 +232,7 @@ def test_min_properties_that_required_names_fulfil_is_accepted() -> None:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_grammars_take_little_time(name: str) -> None:
-    """To compile or be refused, and then for each mask. What takes longer ends with its process."""
+    """To compile or be refused, and then for each mask. Longer work ends with its process."""
     began = time.process_time()
     try:
         made = grammar(**HOSTILE[name])

@@ -114,7 +114,7 @@ print([name for name in ("torch", "triton", "tensorflow", "jax") if sys.modules.
 
 @pytest.mark.parametrize("absent", [(), ("torch",)])
 def test_the_scheduler_renders_without_torch(absent: tuple[str, ...]) -> None:
-    """Where torch is installed it stays on the disk; where it is not, that is not worth a word."""
+    """An installed torch is not imported; a missing torch causes no message."""
     ended = subprocess.run(
         [sys.executable, "-c", _FREE_OF_TORCH.format(absent=absent)],
         capture_output=True,

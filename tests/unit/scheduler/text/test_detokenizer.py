@@ -43,7 +43,7 @@ def test_a_character_is_never_split(tokenizer: Tokenizer, text: str) -> None:
 
 
 def test_ids_without_a_token_do_not_lengthen_the_window(byte_fallback: Tokenizer) -> None:
-    """A model may know more ids than its tokenizer; many in a row must not take longer each."""
+    """A model may have more ids than its tokenizer; many in a row must not take longer each."""
     decoded: list[int] = []
     backend = byte_fallback._backend
 

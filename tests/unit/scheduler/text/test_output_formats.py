@@ -1,4 +1,4 @@
-"""Which formats a chat template tells of."""
+"""The formats that a chat template shows."""
 
 from typing import get_args, get_type_hints
 
@@ -20,7 +20,7 @@ IN_PROMPT, BY_MODEL, NONE = (
     pb.REASONING_START_NONE,
 )
 USER = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
-# Written for these tests, each with what is typical of the templates of its models.
+# Written for these tests, each with typical parts of the templates of its models.
 TEMPLATES = {
     "hermes": """{% if tools %}return each call within <tool_call></tool_call> tags:
 <tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>{% endif %}""",

@@ -1,4 +1,4 @@
-"""What a scheduler's settings make of a model's text files."""
+"""A scheduler's settings and a model's text files."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def test_the_chat_template_of_the_settings_is_used(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_may_be_in_a_folder_of_its_own(tmp_path: Path) -> None:
-    """The model's configuration still says what ends a sequence."""
+    """The model's configuration still defines the end of a sequence."""
     folder = byte_level_folder(tmp_path / "tokenizer")
     (folder / "config.json").unlink()
     model = tmp_path / "model"

@@ -49,7 +49,7 @@ def test_stop_strings_end_the_text_where_the_first_is_complete(
 
 
 class Pieces:
-    """A detokenizer in which token n has the nth piece as its text; `rest` comes with the flush."""
+    """A detokenizer in which token n has the nth piece as its text; the flush returns `rest`."""
 
     at_character = True
 

@@ -12,7 +12,7 @@ from support.clients.failing_calls import fails_when_cancelled
 async def test_a_cancelled_link_ends_although_its_call_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """gRPC may answer a cancellation by an error of the call."""
+    """gRPC may answer a cancellation with an error of the call."""
     serving = asyncio.Event()
 
     async def serve(link: WorkerLink) -> None:

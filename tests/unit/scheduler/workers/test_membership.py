@@ -1,4 +1,4 @@
-"""Links to workers as the list of addresses and the names in it change."""
+"""Links to workers while the list of addresses and its names change."""
 
 import socket
 from collections.abc import AsyncIterator
@@ -42,7 +42,7 @@ class Events:
 
 
 class Listed:
-    """Workers behind a name that resolves to the addresses that a test gives."""
+    """Workers behind a name that resolves to the test's addresses."""
 
     def __init__(self) -> None:
         self.events = Events()

@@ -12,7 +12,7 @@ from pagewire.lifecycle import logs
 
 @pytest.fixture(autouse=True)
 def root() -> Iterator[None]:
-    """The root logger as it was, after tests that configure it."""
+    """Restores the root logger after tests that configure it."""
     root = logging.getLogger()
     before = root.handlers[:], root.level
     yield

@@ -1,4 +1,4 @@
-"""The endpoint of metrics: why it cannot listen."""
+"""The endpoint of metrics: errors when it cannot listen."""
 
 import re
 import socket

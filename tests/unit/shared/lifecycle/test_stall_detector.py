@@ -1,4 +1,4 @@
-"""When something counts as stalled."""
+"""When an activity counts as stalled."""
 
 from pagewire.lifecycle.stall_detector import StallDetector
 

@@ -1,4 +1,4 @@
-"""Metrics of steps are exposed as prometheus_client exposes its own."""
+"""Metrics of steps are exposed like those of prometheus_client."""
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
@@ -6,7 +6,7 @@ from pagewire.lifecycle.metrics import TOKEN_SECONDS, StepCounter, StepHistogram
 
 
 def exposed(registry: CollectorRegistry) -> list[str]:
-    """The text that a scraper gets, without the times of creation."""
+    """The text for a scraper, without the times of creation."""
     return [
         line for line in generate_latest(registry).decode().splitlines() if "_created" not in line
     ]

@@ -13,7 +13,7 @@ from support.waiting import eventually, until
 
 
 class Reports:
-    """What a watchdog has reported, and how often it has polled."""
+    """A watchdog's reports and number of polls."""
 
     def __init__(self) -> None:
         self.changes: list[bool] = []
@@ -35,7 +35,7 @@ def test_a_long_call_is_reported_with_its_stack_and_so_is_its_end(
     reports, release = Reports(), threading.Event()
     thread = QueueThread("launcher", reports.fatal.append)
     watchdog = reports.watch(thread.watched(), seconds=0.4)
-    until(lambda: reports.polls > 8)  # more than a busy thread has until it is fatal
+    until(lambda: reports.polls > 8)  # more than until a busy thread is fatal
     assert (reports.changes, reports.fatal) == ([], [])
     thread.post(lambda: release.wait(10))
     until(lambda: reports.changes == [False], 0.8 + 2)

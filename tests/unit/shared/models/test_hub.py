@@ -83,7 +83,7 @@ def test_only_the_files_that_are_read_are_downloaded(hub: Hub, tmp_path: Path) -
 def test_progress_is_shown(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool
 ) -> None:
-    """Lines where there is no terminal, and a bar where there is one."""
+    """Lines without a terminal, and a bar in a terminal."""
     monkeypatch.setattr(hub_module, "_REPORT_INTERVAL", 0.01)
     monkeypatch.setattr(hub_module, "_BAR_INTERVAL", 0.01)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
@@ -136,7 +136,7 @@ def test_a_revision_has_files_of_its_own(hub: Hub) -> None:
 def test_a_broken_download_goes_on_where_it_broke(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # before a new try
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # before a retry
     data = bytes(range(256)) * 200_000  # several chunks
     hub.add(NAME, SMALL | {"model.safetensors": data})
     hub.breaks = [("model.safetensors", 30_000_000)]
@@ -161,7 +161,7 @@ def test_a_second_try_keeps_complete_files(hub: Hub, monkeypatch: pytest.MonkeyP
 
 
 def test_a_download_that_was_begun_keeps_its_commit(hub: Hub) -> None:
-    """Another process may run on it; only a branch that was rewritten has no other choice."""
+    """Another process may use the commit, so it stays until the hub no longer has it."""
     repository = hub.add(NAME, SMALL | SINGLE)
     begun, _ = fetch(weights=False)
     newer = repository.commit(SMALL | {"model.safetensors": b"newer"})

@@ -1,4 +1,4 @@
-"""Tokenizers without a tokenizer.json: ids and text are those of the libraries that made them."""
+"""Tokenizers without a tokenizer.json: ids and text are those of the original libraries."""
 
 import json
 import os
@@ -141,7 +141,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     assert [path.read_text() for path in (private / "tokenizers").iterdir()] == ["converted"]
     shutil.rmtree(private)
     private.mkdir(mode=0o777)
-    private.chmod(0o777)  # of somebody who lets others write
+    private.chmod(0o777)  # writable for other users
     assert converted_tokenizer(ranks) == "converted"
     assert list(private.iterdir()) == []
 

@@ -1,4 +1,4 @@
-"""Spans: whose children they are, which are recorded, and what is passed on."""
+"""Spans: their parents, which are recorded, and the context that is passed on."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Tracing is off by default, and OpenTelemetry is not imported then."""
+"""Tracing is off by default, and then OpenTelemetry is not imported."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""One program: its start, its ends, and what happens to its lines."""
+"""One program: its start, its ends, and the handling of its lines."""
 
 import sys
 import threading

@@ -67,7 +67,7 @@ def test_a_token_that_ends_the_output_is_its_end(end):
     sequence = live(ends=(EOS, 7))
     sequence.receive(Piece("1", (5, end, 8)), None)
     assert [sequence.take(), sequence.take()] == [5, end]
-    assert sequence.answerable  # a program that stops there holds up no step
+    assert sequence.answerable  # a program that stops there blocks no step
     sequence.take()
     assert sequence.failure is None
 
@@ -149,7 +149,7 @@ def test_what_a_program_does_not_honour_is_refused():
         return failure and failure.field
 
     assert refused(temperature=0.5) is None
-    assert refused(top_p=0.95) is None  # the model's default, not a wish
+    assert refused(top_p=0.95) is None  # the model's default, not requested
     assert refused(top_p=0.9) == "top_p"
     assert refused(logprobs=0) == "logprobs"
     assert refused(min_tokens=1) == "min_tokens"

@@ -12,7 +12,7 @@ LIMITS = Limits(1000, 64, 16, 100, 4096, 8192)
 
 
 class TimedBackend:
-    """Computes nothing; remembers the number of tokens of the last step."""
+    """Computes nothing; stores the number of tokens of the last step."""
 
     def submit(self, plan: DevicePlan) -> int:
         self.tokens = plan.num_decodes + plan.num_prefilled
@@ -23,7 +23,7 @@ class TimedBackend:
 
 
 def measured(limits: Limits, seconds: Callable[[int], float]) -> int:
-    """The result where a step of n tokens takes `seconds(n)`."""
+    """The result if a step of n tokens lasts `seconds(n)`."""
     backend = TimedBackend()
 
     def measure(run: Callable[[], None]) -> float:

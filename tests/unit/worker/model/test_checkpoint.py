@@ -1,4 +1,4 @@
-"""Loading weights: shards, types, random ones, and every way a checkpoint can be wrong."""
+"""Loading weights: shards, types, random ones, and errors of all kinds in a checkpoint."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""config.json means what it means to transformers: whatever form it has, and whatever it lacks."""
+"""config.json has its meaning in transformers, in every form and with missing keys."""
 
 import json
 from pathlib import Path
@@ -53,7 +53,7 @@ EXPERT_CHANGES: list[dict[str, Any]] = [
 ]
 
 
-# What a family needs to be one that is supported.
+# Fields that a family needs to be supported.
 NEEDED: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {
         "num_local_experts": 0,
@@ -68,7 +68,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 
 
 def of_transformers(folder: Path, raw: dict[str, Any], family: Family) -> dict[str, Any] | None:
-    """What a ModelConfig should have, by transformers' reading; None if it cannot read `raw`."""
+    """The expected ModelConfig, by transformers' reading; None if it cannot read `raw`."""
     from transformers import AutoConfig
 
     (folder / "config.json").write_text(json.dumps(raw))
@@ -148,7 +148,7 @@ def ours(config: ModelConfig, names: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_refused(family: Family, changes: dict[str, Any]) -> bool:
-    """Whether a value is refused here: one that transformers ignores, or that is not supported."""
+    """Whether a value is refused here because transformers ignores it or it is not supported."""
     if any(changes.get(key, value) != value for key, value in family.only.items()):
         return True
     if family.local_rope is not None:

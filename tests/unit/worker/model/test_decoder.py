@@ -19,15 +19,15 @@ from support.models.tiny_models import VARIANTS, VOCAB, save_model
 
 # With 6 prompts the ratio of the errors moves by 0.05 from seed to seed and from CPU to CPU.
 PROMPTS, LENGTH = 64, 50
-# Our error as a multiple of theirs, at most. It is 0.70 to 0.99 by seed and variant. The absorbed
-# form of latent attention rounds at other places; with one small variant that gives 0.95 to 1.02.
+# Our largest error as a multiple of theirs. It is 0.70 to 0.99 by seed and variant. The absorbed
+# form of latent attention rounds at other places: 0.95 to 1.02 with one small variant.
 NOISE = {"deepseek-v2-lite": 1.05}
 
 
 def median_error(found: list[Tensor], exact: list[Tensor]) -> float:
     """The median of the tokens' errors, each relative to the token's norm.
 
-    Roundings give a few tokens another expert. Which ones is chance, and their errors are large.
+    Rounding gives a few random tokens another expert, and their errors are large.
     """
     exact_logits = torch.cat(exact)
     difference = torch.cat(found) - exact_logits

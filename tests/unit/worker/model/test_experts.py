@@ -1,4 +1,4 @@
-"""Experts: what config.json says of them, how their weights are loaded, and their layer."""
+"""Experts: their config.json, the loading of their weights, and their layer."""
 
 from pathlib import Path
 from typing import Any
@@ -215,7 +215,7 @@ def test_an_expert_that_config_json_does_not_count_is_named(tmp_path: Path) -> N
 
 
 def run_mlp(name: str, config: ModelConfig, weights: LayerWeights, residual: Tensor) -> Tensor:
-    """The residual stream behind the MLP of a layer."""
+    """The residual stream after the MLP of a layer."""
     assert config.experts is not None
     ops, changed = load_ops("triton" if name == "triton" else "torch"), residual.clone()
     ExpertMlp(config, config.experts, ops).add(weights, changed)

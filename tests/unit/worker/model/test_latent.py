@@ -1,4 +1,4 @@
-"""Latent attention: what config.json says of it, what the cache holds, and what is refused."""
+"""Latent attention: its config.json, the content of the cache, and refusals."""
 
 import math
 from pathlib import Path
@@ -75,7 +75,7 @@ def test_sizes_of_deepseek_v3() -> None:
     assert (model.num_heads, model.num_kv_heads, model.query_dim) == (128, 1, 192)
     assert model.interleaved
     assert model.with_heads_for_kernels() == model
-    # Of each token and layer 576 values, where full heads would have 128 * (192 + 128).
+    # 576 values for each token and layer; full heads would have 128 * (192 + 128).
     assert block_bytes(model, 16, torch.bfloat16) == 61 * 16 * 576 * 2
 
 

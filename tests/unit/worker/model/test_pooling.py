@@ -1,4 +1,4 @@
-"""What a model folder says of pooling, and what is refused."""
+"""Pooling in a model folder, and refusals."""
 
 import json
 from pathlib import Path

@@ -35,7 +35,7 @@ def test_rotary_angles_are_those_of_transformers(tmp_path: Path, variant: str) -
 
 
 def angles_of(hf: Any, layer: int, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines of a layer by transformers, `[1, positions, rotary_dim]`."""
+    """Cosines and sines of a layer in transformers, `[1, positions, rotary_dim]`."""
     rotary, at = hf.model.rotary_emb, torch.arange(positions)[None]
     if isinstance(rotary.rope_type, dict):
         return rotary(torch.zeros(1), at, hf.config.layer_types[layer])

@@ -1,4 +1,4 @@
-"""Without a data type in config.json, the weights say which one they have."""
+"""Without a data type in config.json, the type of the weights applies."""
 
 import json
 from pathlib import Path

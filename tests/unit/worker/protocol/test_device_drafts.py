@@ -1,4 +1,4 @@
-"""The books of slots whose device drafts, while steps run ahead of results."""
+"""The state of slots whose device drafts, while steps run ahead of results."""
 
 from dataclasses import replace
 
@@ -82,7 +82,7 @@ class Worker:
         return planned.plan
 
     def answer(self, plan: DevicePlan, counts: list[int], token: int = 0) -> None:
-        """The result of a step: so many tokens of each sequence."""
+        """The result of a step: a number of tokens of each sequence."""
         firsts = np.flatnonzero(
             np.ones(len(plan.sample_slots)) if plan.drafts is None else plan.drafts == NO_DRAFT
         )
@@ -209,7 +209,7 @@ def test_drafts_that_are_wrong_end_and_come_back_once_they_would_be_right() -> N
 
 
 def test_a_draft_model_that_does_not_pay_is_tried_now_and_then() -> None:
-    """Without its drafts nothing tells whether they would be right."""
+    """Without its drafts there is no evidence whether they would be right."""
     worker = Worker()
     worker.slots = Slots(LIMITS, None, replace(COSTS, passes=np.ones(5)))
     worker.start(0, known=4, blocks=8, more=60)
@@ -263,7 +263,7 @@ def test_a_sequence_starts_with_recent_outputs_of_its_salt() -> None:
     worker.answer(late, [1], token=8)
     assert recent(worker.start(0, known=9, blocks=8, salt="b")) == []
     worker.answer(worker.step(decode_slots=array(1)).plan, [2], token=9)
-    # The token of the step that was late is no output worth keeping.
+    # The token of the late step is not kept as output.
     assert recent(worker.start(2, known=3, blocks=8, salt="a")) == (
         [2, 3, 4, 5, 0, 7, 7, 7, -1, 0, 1, 2, 0, 9, 9, -1]
     )

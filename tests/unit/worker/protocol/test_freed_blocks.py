@@ -1,4 +1,4 @@
-"""Sequences that give up blocks behind the window: what a worker checks, writes and scrubs."""
+"""Sequences that release blocks behind the window: a worker's checks, writes and scrubbing."""
 
 from dataclasses import replace
 from typing import Any

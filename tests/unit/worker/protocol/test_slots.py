@@ -259,7 +259,7 @@ def test_bad_sequence_fails_alone(running: Slots, bad: Start, words: str) -> Non
     assert words in messages(planned)[2]
     assert planned.plan.sample_slots.tolist() == [0]
     assert planned.plan.chunks is None
-    # Steps that were sent before the failure was known are answered with -1, without a word.
+    # Steps that were sent before the failure was reported are answered with -1, without a message.
     later = running.plan(step(append=((2, 8), (0, 9)), decode=(2, 0)))
     assert later.rows is not None
     assert later.rows.tolist() == [-1, 0]
@@ -421,7 +421,7 @@ def test_copies_with_the_host_reach_the_backend(slots: Slots) -> None:
 
 
 def test_a_host_block_is_loaded_and_saved_to_in_one_step(slots: Slots) -> None:
-    """All saves come first, so what is loaded is what has just been saved."""
+    """All saves are first, so the load reads the content that was just saved."""
     planned = slots.plan(copying(host=(4,), loaded_host=(4,)))
     assert planned.plan.host_copies is not None
 

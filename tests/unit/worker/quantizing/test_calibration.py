@@ -1,4 +1,4 @@
-"""What the layers of a model read, beside what transformers' layers read, and whole folders."""
+"""The inputs of a model's layers, compared with those in transformers, and whole folders."""
 
 import json
 from pathlib import Path

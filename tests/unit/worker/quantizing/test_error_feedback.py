@@ -51,7 +51,7 @@ def test_inputs_without_correlation_change_nothing(scheme: Scheme) -> None:
 
 
 def test_each_error_is_made_up_for_as_the_method_says() -> None:
-    """With the inverse of what is left computed anew for each column."""
+    """With the inverse of the remaining matrix recomputed for each column."""
     weight, inputs = correlated(160)
     squares = inputs.t() @ inputs
     scheme = GroupedScheme(bits=4, group=32, symmetric=True)
@@ -68,5 +68,5 @@ def test_each_error_is_made_up_for_as_the_method_says() -> None:
         error = (left[:, column] - expected[:, column]) / inverse[0, 0]
         left[:, column:] -= error[:, None] * inverse[0]
     found = dequantized(round_with_feedback(weight, squares, scheme, torch.float32)).double()
-    # Rounding in float32 may take a value to the other side of a middle, and then the rest follows.
+    # Rounding in float32 may move a value across a midpoint, which changes all later columns.
     assert (found - expected).abs().gt(1e-3).double().mean() < 0.02

@@ -1,4 +1,4 @@
-"""Threads by the length of a step, on the thread that asks."""
+"""Number of threads by the length of a step, on the calling thread."""
 
 from collections.abc import Iterator
 

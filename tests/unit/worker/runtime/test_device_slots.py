@@ -1,4 +1,4 @@
-"""The slot state on the device: strides, which kernels are compiled for, and forced tokens."""
+"""The slot state on the device: strides that kernels are compiled for, and forced tokens."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ def test_forced_tokens_are_those_of_slot_and_index() -> None:
 
 
 def test_slots_and_indices_that_no_kernel_has_written_are_harmless() -> None:
-    """While a worker collects kernels, buffers hold what was in memory before."""
+    """While a worker collects kernels, buffers hold old content of memory."""
     outputs = {b"": np.array([11, 12], np.int32)}
     slots = DeviceSlots(Limits(512, 4, 16, 400, 64, 64, forced=ForcedTexts(outputs)), CPU)
     anything = torch.tensor([-(2**31), -1, 2**31 - 1, 999], dtype=torch.int32)

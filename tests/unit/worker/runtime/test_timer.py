@@ -1,4 +1,4 @@
-"""Timers count work, not waits that are left out."""
+"""Timers count work, without excluded waits."""
 
 import itertools
 

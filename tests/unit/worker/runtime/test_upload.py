@@ -1,4 +1,4 @@
-"""Memory that the driver does not pin: the error says what it was for, and what to lower."""
+"""Memory that the driver does not pin: the error names its use and the setting to lower."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -13,7 +13,7 @@ from pagewire.worker.startup.arranged_weights import arranged_weights
 
 
 class Arranging:
-    """Operations that count the weights they arrange."""
+    """Operations that count arranged weights."""
 
     def __init__(self) -> None:
         self.given: list[GroupedWeight] = []

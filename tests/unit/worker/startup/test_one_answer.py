@@ -1,4 +1,4 @@
-"""A worker with `--batch-invariant` refuses what it does not compute with one order of addition."""
+"""A worker with `--batch-invariant` refuses models without one order of addition."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from support.models.tiny_models import VARIANTS, save_model
 
 GPU = torch.device("cuda")
 LENGTH = 512
-# What each refused variant has that the mode does not take. All others are of Llama's form.
+# The unsupported part of each refused variant. All other variants are of Llama's form.
 REFUSED = {
     "llama-general": "the activation gelu",
     "mistral-window": "a sliding window of 24 tokens, less than --max-model-len",

@@ -10,7 +10,7 @@ CLOCK_TICK = 0.01  # of the age of a process, in seconds
 
 
 def test_the_first_phase_begins_with_the_process() -> None:
-    # Bounds are measured, so that a busy machine may stop this process anywhere.
+    # Measured bounds, because a busy machine may stop this process anywhere.
     earliest = time.monotonic()
     before = StartupPhases()
     before.end("until now")

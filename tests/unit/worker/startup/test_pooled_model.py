@@ -1,4 +1,4 @@
-"""The configuration that a model which pools is loaded with."""
+"""The configuration of a loaded model that pools."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Streams of messages: Anthropic's order, and the message that they add up to."""
+"""Streams of messages: Anthropic's order, and the resulting message."""
 
 from typing import Any
 
@@ -111,7 +111,7 @@ def test_the_client_collects_the_stream_to_the_whole_message(
         snapshot = accumulate_event(event=event, current_snapshot=snapshot, json_bufs=pieces)
     expected = Message.model_validate(whole(FORM, output, finish))
     found = Message.model_validate(snapshot.model_dump())
-    if output is CUT:  # the client completes what it has of the JSON
+    if output is CUT:  # the client completes the partial JSON
         found.content[0].input = expected.content[0].input
     assert without_ids(found.model_dump()) == without_ids(expected.model_dump())
 

@@ -1,4 +1,4 @@
-"""Requests to /v1/messages: the conversation that they ask about, and what is refused."""
+"""Requests to /v1/messages: their conversations, and refusals."""
 
 import json
 from typing import Any
@@ -27,7 +27,7 @@ def parse(**fields: Any) -> MessagesRequest:
 
 
 def read(**fields: Any) -> None:
-    """Does all that is done with a request before it is sent."""
+    """Runs all stages of a request before it is sent."""
     body = {"max_tokens": 5, "messages": [HI], **fields}
     request = validate(MODEL, json.dumps(body).encode())
     request.job("m", ServedModel(100, "hermes"), BodyLimits())

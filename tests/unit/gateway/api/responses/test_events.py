@@ -1,4 +1,4 @@
-"""Streams of responses: OpenAI's order, and the response that they add up to."""
+"""Streams of responses: OpenAI's order, and the resulting response."""
 
 from typing import Any
 
@@ -164,7 +164,7 @@ def test_calls_of_models_with_short_ids() -> None:
 
 
 def test_what_repeats_the_request_is_not_copied() -> None:
-    """It may have megabytes, and the event loop must not be held by copies of it."""
+    """It may have megabytes, whose copies must not block the event loop."""
     answer = FORM.events(True)
     begin, end = answer.begin(1), answer.finish(STOP, None)
     counts = [sum(piece is FORM.head.repeated for piece in pieces) for pieces in (begin, end)]

@@ -1,4 +1,4 @@
-"""Requests to /v1/responses: the conversation that they ask about, and what is refused."""
+"""Requests to /v1/responses: their conversations, and refusals."""
 
 import json
 from typing import Any
@@ -25,7 +25,7 @@ def parse(**fields: Any) -> ResponsesRequest:
 
 
 def read(**fields: Any) -> None:
-    """Does all that is done with a request before it is sent."""
+    """Runs all stages of a request before it is sent."""
     request = parse(**fields)
     request.to_conversation()
     request.wanted_output()

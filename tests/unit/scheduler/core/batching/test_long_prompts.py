@@ -1,4 +1,4 @@
-"""Long prompts beside decodes and other prompts, on a worker whose steps take time by tokens."""
+"""Long prompts beside decodes and other prompts, on a worker whose step time depends on tokens."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ class Worker:
         self.batch = WorkerBatch(limits, FirstComeFirstServed(), lambda _: None, waiting)
         self.arrivals = 0
         self.knows_time = True
-        # Of the steps answered: microseconds, decode rows, slots and tokens of prompts.
+        # For each answered step: microseconds, decode rows, slots and tokens of prompts.
         self.steps: list[tuple[int, int, dict[int, int]]] = []
 
     def arrive(self, prompt: int, max_tokens: int = 1000) -> Sequence:
@@ -50,7 +50,7 @@ class Worker:
         self.batch.check()
 
     def decode(self, number: int) -> None:
-        """Lets so many short sequences decode."""
+        """Lets a number of short sequences decode."""
         for _ in range(number):
             self.arrive(4)
         while not self.steps or self.steps[-1][1] < number:
@@ -69,7 +69,7 @@ class Worker:
         return [sum(prompts.values()) for *_, prompts in self.steps if prompts]
 
     def share_of(self, sequence: Sequence) -> float:
-        """Computes the prompt; the share of time of the steps that did so."""
+        """Computes the prompt; returns the share of time of its steps."""
         slot = sequence.slot
         self.compute(sequence)
         chunks = [duration for duration, _, prompts in self.steps if slot in prompts]
@@ -137,12 +137,12 @@ def test_others_are_admitted_and_computed_beside_a_long_prompt() -> None:
     short = worker.arrive(30, 5)
     worker.compute(short)
     beside = [prompts for *_, prompts in worker.steps if prompts]
-    # Two steps had been planned before it came.
+    # Two steps were planned before it arrived.
     assert beside[:3] == [{0: BUDGET}, {0: BUDGET}, {long.slot: CHUNK, short.slot: 30}]
 
 
 def test_outnumbered_decodes_leave_room_for_others_beside_a_long_prompt() -> None:
-    """Else those that wait behind it would outnumber decodes until it ends."""
+    """Otherwise the prompts that wait behind it would outnumber decodes until it ends."""
     worker = Worker(waiting=waiting(9))
     worker.decode(4)
     worker.arrive(LONG)

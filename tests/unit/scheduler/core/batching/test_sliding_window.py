@@ -1,4 +1,4 @@
-"""Blocks behind a window: when sequences give them up, and what prefills may hold."""
+"""Blocks behind a window: when sequences release them, and the blocks that prefills may hold."""
 
 from collections import deque
 
@@ -30,7 +30,7 @@ def windowed(
 
 
 def of_nines(prompt: int, max_tokens: int, arrival: int) -> Sequence:
-    """A prompt that begins like no other here."""
+    """A prompt without a prefix in common with others."""
     return Sequence(np.full(prompt, 9, np.int32), GREEDY, max_tokens, (), arrival)
 
 
@@ -119,7 +119,7 @@ def test_a_prefill_holds_its_window_and_two_chunks() -> None:
 
 
 def test_an_admission_leaves_what_running_prefills_want_again() -> None:
-    """Else the short one would be preempted for the long one, and admitted again, for ever."""
+    """Otherwise the long one would preempt the short one, which is admitted again, forever."""
     admission = Admission(FirstComeFirstServed(), LeastLoaded())
     batch = admission.add_worker(WorkerLimits(4, 4, 2, 5, memory_threshold=1.0, window=WINDOW))
     long, short = counted(26, 1, 0), of_nines(1, 5, 1)
@@ -142,7 +142,7 @@ def test_prefills_that_hold_all_blocks_do_not_stop_each_other() -> None:
     for _ in range(4):
         answer(batch, batch.plan())
     assert not can_admit(batch, second)
-    admit(batch, second)  # it shares the window of the first, which gets no block then
+    admit(batch, second)  # it shares the window of the first, which then gets no block
     assert second.held[:2] == first.held
     for _ in range(2):
         answer(batch, batch.plan())
@@ -192,7 +192,7 @@ def test_the_end_of_a_text_is_found_after_its_beginning_was_given_up() -> None:
 
 
 def test_the_copy_of_a_last_block_is_not_offered_behind_a_block_given_up() -> None:
-    """Its number would stand for another block by then."""
+    """Its number would then stand for another block."""
     batch, _ = windowed(30, window=2)
     first = counted(6, 20, 0)
     admit(batch, first)

@@ -1,4 +1,4 @@
-"""Every way in which the tensors of a quantized checkpoint can be wrong."""
+"""Errors of all kinds in the tensors of a quantized checkpoint."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Quantized checkpoints of every kind give the logits that plain torch computes from them."""
+"""Quantized checkpoints of every kind yield the logits of plain torch."""
 
 import json
 import random
@@ -43,7 +43,7 @@ TOKEN = {"num_bits": 8, "symmetric": True, "dynamic": True, "strategy": "token"}
 TENSOR = {"num_bits": 8, "symmetric": True, "dynamic": False, "strategy": "tensor"}
 IN_128 = {"dynamic": True, "strategy": "group", "group_size": 128}
 SIZES = {"hidden_size": 128, "intermediate_size": 256}
-# Heads of which the rows are no multiple of 128, and inputs that do not fill a block.
+# Heads whose rows are not a multiple of 128, and inputs that do not fill a block.
 # By variant: so that inputs fill groups of 32, and heads have the size that the variant needs.
 MORE_SIZES = {
     "granite-4": {"shared_intermediate_size": 256},
@@ -122,13 +122,13 @@ def test_quantized_weights(tmp_path: Path, form: str) -> None:
     meant = logits_of(save_quantized(tmp_path / "small", "llama", WEIGHTS_ONLY[form], **SIZES))
     plain = logits_of(save_model(tmp_path / "plain", "llama", **SIZES))
     assert error(our_logits(tmp_path / "small"), meant) < 1e-4
-    assert error(plain, meant) > 5e-3  # the weights are indeed others
+    assert error(plain, meant) > 5e-3  # the weights do differ
 
 
 @pytest.mark.parametrize("sizes", [SIZES, RAGGED], ids=["even", "ragged"])
 @pytest.mark.parametrize("form", ALL_IN_EIGHT_BITS)
 def test_quantized_weights_and_inputs(tmp_path: Path, form: str, sizes: dict[str, int]) -> None:
-    """Rounding may fall otherwise where an input lies between two steps, so errors are larger."""
+    """Rounding may differ for an input between two steps, so errors are larger."""
     meant = logits_of(save_quantized(tmp_path / "small", "llama", ALL_IN_EIGHT_BITS[form], **sizes))
     plain = logits_of(save_model(tmp_path / "plain", "llama", **sizes))
     found = error(our_logits(tmp_path / "small"), meant)
@@ -137,7 +137,7 @@ def test_quantized_weights_and_inputs(tmp_path: Path, form: str, sizes: dict[str
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_stored_scales_of_a_cache_belong_to_its_scheme(tmp_path: Path, asked: bool) -> None:
-    """The worker computes its own: with the scheme, the file's are left out, else refused."""
+    """The worker computes its own scales: it ignores the file's with the scheme, else refuses."""
     model = save_quantized(tmp_path, "llama", ALL_IN_EIGHT_BITS["fp8, channels"], **SIZES)
     path, config = (
         tmp_path / "model.safetensors",
@@ -179,7 +179,7 @@ def test_every_family(tmp_path: Path, variant: str, form: str) -> None:
     ],
 )
 def test_every_form_of_layers_in_eight_bits(tmp_path: Path, variant: str, form: str) -> None:
-    """Rows that RoPE needs in another order take their scales with them, blocks too."""
+    """Rows that RoPE needs in another order keep their scales, also those of blocks."""
     sizes = {**SIZES, **MORE_SIZES.get(variant, {})}
     model = save_quantized(tmp_path / "small", variant, ALL_IN_EIGHT_BITS[form], **sizes)
     plain = logits_of(save_model(tmp_path / "plain", variant, **sizes))

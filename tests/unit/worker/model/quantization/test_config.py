@@ -1,4 +1,4 @@
-"""What a quantization_config may say, and how what is not supported is refused."""
+"""Allowed values of a quantization_config, and refusals of unsupported ones."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Checkpoints with quantized experts give the logits that transformers computes from them."""
+"""Checkpoints with quantized experts yield the logits of transformers."""
 
 import json
 from contextlib import nullcontext
@@ -59,7 +59,7 @@ IN_EIGHT_BITS = ("fp8", "fp8 of one scale", "fp8, static", "fp8 in blocks")
 def check(folder: Path, model: Any, form: Format | None = None) -> Weights:
     """Compare logits with those of transformers, and return the weights.
 
-    An input in eight bits may be rounded otherwise where it lies between two steps.
+    An input in eight bits may be rounded differently if it lies between two steps.
     """
     rounded = nullcontext() if form is None else rounded_inputs(model, form)
     most = 1e-4 if form is None or form.config["quant_method"] in ("awq", "gptq") else 2e-2
@@ -92,7 +92,7 @@ def test_qwen3_moe(tmp_path: Path, form: str) -> None:
     ],
 )
 def test_families(tmp_path: Path, variant: str, sizes: dict[str, Any], form: str) -> None:
-    """With dense layers, shared experts, and experts of which rows do not fill blocks."""
+    """With dense layers, shared experts, and experts whose rows do not fill blocks."""
     model = save_quantized_experts(tmp_path, variant, FORMS[form], **sizes)
     layer = check(tmp_path, model, FORMS[form]).layers[-1]
     if variant in ("qwen2-moe", "glm4-moe"):
@@ -204,14 +204,14 @@ def test_random_weights_of_quantized_configurations(tmp_path: Path) -> None:
         layer = weights.layers[0]
         assert isinstance(layer.gate_up, GroupedWeight | ScaledWeight)
         four = variant == "gpt-oss"
-        # A run of 128 columns takes 64 bytes; each 32 of them have a scale of one byte.
+        # A run of 128 columns needs 64 bytes; each 32 of them have a scale of one byte.
         bytes_of_row = 23 * 64 if four else sizes["hidden_size"]
         rows = 2 * model.experts.count * model.experts.intermediate_size
         assert layer.gate_up.values.nbytes == rows * bytes_of_row
         assert layer.gate_up.block == (128, 128) if not four else layer.gate_up.float4
 
 
-# As their makers publish them, without keys that say nothing of the decoder.
+# As published, without keys unrelated to the decoder.
 GPT_OSS_20B: dict[str, Any] = {
     "architectures": ["GptOssForCausalLM"],
     "attention_bias": True,

@@ -49,7 +49,7 @@ def test_transformers_computes_the_same(tmp_path: Path, target: str, variant: st
     plain = prompt_logits(load_decoder(tmp_path / "plain", torch.float32, 40), PROMPT)
     ours = prompt_logits(load_decoder(tmp_path / "small", torch.float32, 40), PROMPT)
     theirs = their_logits(tmp_path / "small")
-    assert error([theirs], [plain]) > 1e-3  # they are indeed quantized
+    assert error([theirs], [plain]) > 1e-3  # they are quantized
     inputs = {"fp8": 0.1, "int8": 0.05, "int4": 1e-4}[target]
     assert error([ours], [theirs]) < inputs
 
@@ -57,7 +57,7 @@ def test_transformers_computes_the_same(tmp_path: Path, target: str, variant: st
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("variant", ["qwen3-moe-mixed", "qwen2-moe", "mixtral"])
 def test_experts(tmp_path: Path, target: str, variant: str) -> None:
-    """Routers and gates of shared experts stay plain, and the configuration says so."""
+    """Routers and gates of shared experts stay plain, and the configuration lists them."""
     assert target in ("fp8", "int8", "int4")
     sizes = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
     save_model(tmp_path / "plain", variant, **SIZES, **({} if variant == "mixtral" else sizes))

@@ -19,7 +19,7 @@ from support.models.plain_logits import error, load_decoder, prompt_logits
 from support.models.tiny_models import save_model
 
 CPU = torch.device("cpu")
-# Norms behind attention and MLP enlarge what small weights add, and so their errors.
+# Norms after attention and MLP enlarge the outputs of small weights, and so their errors.
 ENLARGING = ("olmo2", "exaone4", "gemma2", "gemma3")
 PROMPT = [(11 * i) % 199 for i in range(40)]
 # Layers of 1.4 MB in bfloat16 and a small vocabulary: as in a large model, the layers weigh most.
@@ -102,7 +102,7 @@ def test_memory_stays_below_that_of_plain_weights(tmp_path: Path) -> None:
     online = replace(plain, quantization=online_quantization("fp8"))
     with LiveBytes() as memory:
         unquantized = load_weights(tmp_path, plain, torch.bfloat16, CPU).nbytes
-    assert unquantized <= memory.peak  # so the measurement sees the weights
+    assert unquantized <= memory.peak  # the measurement does include the weights
     with LiveBytes() as memory:
         weights = load_weights(tmp_path, online, torch.bfloat16, CPU)
     assert weights.nbytes < 0.6 * unquantized

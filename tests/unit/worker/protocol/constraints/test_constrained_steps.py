@@ -36,7 +36,7 @@ Adapt = Callable[[LoadedWorker], LoadedWorker]
 
 
 class DeferredBackend(EagerBackend):
-    """Behaves as on a GPU: tokens are known some time after `submit` has returned."""
+    """Behaves as on a GPU: tokens are available some time after `submit` has returned."""
 
     synchronous = False
 

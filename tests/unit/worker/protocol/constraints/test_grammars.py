@@ -1,4 +1,4 @@
-"""Which tokenizer the grammars of a model have, and which of them are kept."""
+"""The tokenizer of a model's grammars, and the grammars that are kept."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from support.models.tokenizer_folders import tiktoken_folder
 def test_the_tokenizer_may_be_elsewhere_and_without_a_tokenizer_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The model's configuration still says what ends a sequence."""
+    """The model's configuration still defines the end of a sequence."""
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     tokenizer = tiktoken_folder(tmp_path / "tokenizer")
     model = tmp_path / "model"
@@ -56,7 +56,7 @@ def test_a_grammar_is_compiled_once(compiled: list[str]) -> None:
     first, second = grammars.matcher(WORD), grammars.matcher(WORD)
     assert compiled == [WORD]
     assert first.consume(letter)
-    # Each matcher goes its own way.
+    # Each matcher has its own state.
     assert first.current.is_accepting()
     assert not second.current.is_accepting()
 

@@ -1,4 +1,4 @@
-"""Masks of one sequence: what may come, where the output may end, and rebuilding from tokens."""
+"""Masks of one sequence: allowed tokens, allowed ends, and rebuilding from tokens."""
 
 import dataclasses
 import random
@@ -54,7 +54,7 @@ def allowed(sequence: MaskedSequence) -> set[int]:
 
 
 def test_every_prefix_of_an_output_rebuilds_the_same_state(grammars: Grammars) -> None:
-    """What a resume, a preemption or another worker does."""
+    """A resume, a preemption or another worker rebuilds a sequence in this way."""
     grammar = LLMatcher.grammar_from_json_schema(SCHEMA)
     for seed in range(5):
         constraint = Constraint(grammar, "<go>", EOS, min_tokens=12)
@@ -139,7 +139,7 @@ def test_bans_within_a_grammar(grammars: Grammars) -> None:
     (four, five) = ids(grammars, "4")[0], ids(grammars, "5")[0]
     not_four = {"banned_token_ids": ints(four), "banned_lengths": ints(1)}
     assert allowed(begin(grammars, regex("[45]", **not_four))) == {five}
-    # A complete grammar ends, even where the end is not among the allowed tokens.
+    # A complete grammar ends, even if the end is not among the allowed tokens.
     only = regex("[45]", allowed_token_ids=ints(five))
     assert allowed(begin(grammars, only, ints(five))) == set(EOS)
 

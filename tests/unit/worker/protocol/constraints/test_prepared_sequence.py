@@ -1,4 +1,4 @@
-"""Work ahead of tokens changes no mask: forced tokens, ends, and errors come as without it."""
+"""Work ahead of tokens changes no mask: forced tokens, ends, and errors are as without it."""
 
 import random
 
@@ -43,7 +43,7 @@ def tokens_of(mask: np.ndarray) -> list[int]:
 
 
 def walk(grammars: Grammars, constraint: Constraint, seed: int) -> int:
-    """Compares a sequence that is prepared at times with one that is not; the forced tokens."""
+    """Compares a sometimes prepared sequence with an unprepared one; returns forced tokens."""
     draw, forced = random.Random(seed), 0
     plain, prepared = begin(grammars, constraint), begin(grammars, constraint)
     for _ in range(60):

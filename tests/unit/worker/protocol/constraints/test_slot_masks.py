@@ -50,7 +50,7 @@ def processes() -> Iterator[MaskProcesses]:
 
 @pytest.fixture
 def masks(processes: MaskProcesses, monkeypatch: pytest.MonkeyPatch) -> SlotMasks:
-    # A busy machine compiles late; two tests say what happens then.
+    # A busy machine compiles late; two tests check that case.
     monkeypatch.setattr(slot_masks, "MAX_WAIT", 20)
     return SlotMasks(processes)
 
@@ -61,7 +61,7 @@ def step(masks: SlotMasks, slots: list[int], indices: list[int]) -> StepMasks:
 
 
 def allowed(step: StepMasks) -> list[list[int]]:
-    """The tokens that may come in each row of a step, once they are known."""
+    """The allowed tokens in each row of a step, once the masks are complete."""
     step.wait()
     return [tokens_of(mask) for mask in step.words[step.slots]]
 
@@ -128,7 +128,7 @@ def test_steps_sent_ahead_wait_for_the_tokens_before(
     seen = []
     waiting = threading.Thread(target=lambda: seen.append(ahead.wait()))
     waiting.start()
-    time.sleep(2 * MAX_WAIT)  # a long step is no slow grammar
+    time.sleep(2 * MAX_WAIT)  # a long step is not a slow grammar
     assert not seen
     first.advance(np.array([four], np.int32))
     waiting.join()
@@ -174,7 +174,7 @@ def test_a_bad_grammar_fails_its_own_row(masks: SlotMasks) -> None:
 def test_a_grammar_that_takes_too_long_fails_its_row_for_now(
     masks: SlotMasks, processes: MaskProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process of the odd slots does not run for a while."""
+    """The process of the odd slots is stopped for a while."""
     masks.start(0, DIGITS, NONE, NONE)
     step(masks, [0], [0]).wait()
     monkeypatch.setattr(slot_masks, "MAX_WAIT", MAX_WAIT)
@@ -289,7 +289,7 @@ def test_the_end_of_a_mask_process_is_an_error_and_nobody_waits(
 
 
 def test_an_error_that_nobody_expects_fails_its_own_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a panic in a grammar's library would be."""
+    """Like a panic in a grammar's library."""
     advance = MaskedSequence.advance
 
     def fails(sequence: MaskedSequence, token: int) -> None:

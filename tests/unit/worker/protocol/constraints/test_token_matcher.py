@@ -1,4 +1,4 @@
-"""The short way through strings gives the masks that one matcher of all tokens gives."""
+"""The short path through strings yields the masks of one matcher of all tokens."""
 
 import json
 import random
@@ -56,7 +56,7 @@ def grammar_of(schema: dict) -> str:
 
 
 def walk(grammars: Grammars, grammar: str, seed: int, steps: int = 60) -> int:
-    """Compares masks along a random output; returns how many had plain tokens put in."""
+    """Compares masks along a random output; returns the number with inserted plain tokens."""
     whole = compile_grammar(grammars.tokenizer, grammar)
     matcher = grammars.matcher(grammar)
     expected, found = np.empty((2, grammars.words), np.int32)
@@ -69,7 +69,7 @@ def walk(grammars: Grammars, grammar: str, seed: int, steps: int = 60) -> int:
         np.testing.assert_array_equal(found, expected)
         short += bool((found != before).any())
         allowed = np.flatnonzero(np.unpackbits(expected.view(np.uint8), bitorder="little"))
-        # Escapes, quotes and parts of characters come often too.
+        # Escapes, quotes and parts of characters are frequent, too.
         texts = [grammars.tokenizer.decode_bytes([token]) for token in allowed.tolist()]
         rare = [i for i, text in enumerate(texts) if not text.isascii() or b"\\" in text]
         some = rare if rare and draw.random() < 0.3 else range(len(texts))

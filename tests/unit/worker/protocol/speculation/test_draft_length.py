@@ -1,4 +1,4 @@
-"""How many drafts a sequence gets."""
+"""The number of drafts of a sequence."""
 
 import pytest
 

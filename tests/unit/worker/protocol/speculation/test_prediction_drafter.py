@@ -19,7 +19,7 @@ def draft(drafter: PredictionDrafter, most: int) -> list[int]:
 
 
 def after(prediction: list[int], output: list[int], most: int = 3) -> list[int]:
-    """The draft after an output that came token by token."""
+    """The draft after an output that arrived token by token."""
     drafter = PredictionDrafter(array(prediction), array([]))
     for token in output:
         _ = drafter.ready  # a search after each token, as in serving
@@ -43,7 +43,7 @@ def test_it_begins_with_the_prediction() -> None:
         ([*GUESS[:10], 7, *GUESS[11:12]], 112),  # one token replaced by one
         ([*GUESS[:10], 7, 8, 9, *GUESS[11:12]], 112),  # by several
         ([*GUESS[:10], 7, *GUESS[14:15]], 115),  # several by one
-        ([*GUESS[:10], 7, 8, *GUESS[10:11]], 111),  # inserted: the place itself comes again
+        ([*GUESS[:10], 7, 8, *GUESS[10:11]], 111),  # inserted: the place itself repeats
         ([*GUESS[:10], *GUESS[13:14]], 114),  # left out
         ([*GUESS[:10], 7, *GUESS[10 + NEAR + 5 : 10 + NEAR + 6]], None),  # one token, far away
         ([*GUESS[:10], 7, *GUESS[30:33]], 133),

@@ -107,5 +107,5 @@ def test_the_latest_tokens_go_round(lengths: list[int], most: int) -> None:
         got = recent.latest(most).tolist()
     assert 0 < len(got) <= most
     assert got == everything[-len(got) :]
-    # The last output is there, and what room is left has older tokens but for the end of a lap.
+    # The last output is available. The remaining room has older tokens, except at the end of a lap.
     assert len(got) >= min(most, lengths[-1] + 1)

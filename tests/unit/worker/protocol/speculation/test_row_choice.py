@@ -1,4 +1,4 @@
-"""How many rows a step has, and whose drafts they are."""
+"""The number of rows of a step, and the sequences of its drafts."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ ROWS = np.array([1, 2, 4, *range(8, 257, 8)], np.int32)
 
 
 def costs(fixed: float, row: float, token: float = 0.0) -> RowCosts:
-    """A step of n rows takes `fixed + row * n` seconds."""
+    """A step of n rows lasts `fixed + row * n` seconds."""
     return RowCosts(ROWS, fixed + row * ROWS, token)
 
 

@@ -1,4 +1,4 @@
-"""Which drafter a row's drafts come from, and what each learns from them."""
+"""The drafter of each row's drafts, and the effect of results on drafters."""
 
 import numpy as np
 
@@ -56,7 +56,7 @@ def test_the_text_of_a_grammar_wins_unless_another_goes_on_behind_it() -> None:
 
 def test_wrong_drafts_of_one_drafter_do_not_silence_another() -> None:
     made = drafts([1, 2, 3, 4, 1, 2, 3], prediction=[7] * 200)
-    # As a model that repeats its prompt: the prediction is wrong each time that it is tried.
+    # Like a model that repeats its prompt: the prediction is wrong each time that it is tried.
     repeated, tried = [4, 1, 2, 3] * 30, 0
     for token in repeated:
         tokens = made.draft(1, MOST)
@@ -98,7 +98,7 @@ def test_a_draft_model_drafts_where_no_other_drafter_does() -> None:
     assert made.draft(1, 1).tolist() == [FROM_DEVICE]
     assert made.drafter == pb.DRAFTER_DRAFT_MODEL
     assert made.draft(1, 0).tolist() == []
-    # Its guesses are no tokens yet, so a text that a grammar forces wins.
+    # Its guesses are not tokens yet, so a text that a grammar forces has precedence.
     assert made.draft(1, MOST, [9, 8]).tolist() == [9, 8]
     assert made.drafter == pb.DRAFTER_GRAMMAR
 

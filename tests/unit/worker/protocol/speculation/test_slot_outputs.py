@@ -40,7 +40,7 @@ def test_no_output_is_seen_under_another_salt() -> None:
     assert outputs.recent("c").tolist() == []
     outputs.start(1, "d", array(9, 9, 9, 9))
     outputs.add(array(1), array(8))
-    outputs.start(1, "e", array(7, 7, 7, 7))  # without `publish`, the former sequence is forgotten
+    outputs.start(1, "e", array(7, 7, 7, 7))  # without `publish`, the former sequence is dropped
     outputs.publish(NONE)
     assert outputs.recent("d").tolist() == []
 

@@ -18,7 +18,7 @@ def array(tokens: list[int]) -> np.ndarray:
 
 
 def naive(tokens: list[int], most: int) -> list[int]:
-    """What `draft` promises, place by place."""
+    """The result that `draft` promises, place by place."""
 
     def matched(place: int) -> int:
         length = 0

@@ -1,4 +1,4 @@
-"""Passes of draft models and heads: which guesses they keep, which values they use as indices."""
+"""Passes of draft models and heads: the guesses that they keep, and their indices."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_pass_that_has_skipped_a_place_guesses_nothing(history: TokenHistory) 
 def test_passes_need_no_values_of_kernels(
     history: TokenHistory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While kernels are collected, none runs, and torch's operations read what none has written."""
+    """While kernels are collected, none runs, and torch's operations read unwritten memory."""
     undefined = 1 << 30
 
     def located(count: int) -> LocatedRows:

@@ -1,4 +1,4 @@
-"""Graphs of families that are not of Llama's form generate what transformers generates."""
+"""Graphs of families that are not of Llama's form generate the tokens of transformers."""
 
 import random
 from pathlib import Path
