@@ -29,8 +29,6 @@ PARALLEL := tests/unit tests/property tests/kernels tests/gpu tests/integration/
 RUNNABLE := $(if $(wildcard $(INSTALLED)),$(INSTALLED),.venv/runnable)
 INSTALL = $(PYTHON) tools/install.py --torch '$(TORCH)' --torch-index '$(TORCH_INDEX)' --venv-flags '$(VENV_FLAGS)'
 
-# Of all kernels: racecheck breaks where some are left out by name. It does not support
-# mbarriers, and reports hand-overs between the warp groups of Hopper's prefill attention as races.
 SANITIZER := compute-sanitizer --error-exitcode 1
 # Racecheck does not support mbarriers: it reports the hand-overs between warps of these kernels as races.
 MBARRIER_KERNELS := prefill_hopper_kernel fragment_gemm_kernel scaled_hopper_kernel \

@@ -83,16 +83,13 @@ def failed(
     return parsed("".join(pieces))
 
 
-_NEW = ("id", "item_id", "call_id", "created_at", "completed_at")
+_NEW_FIELDS = ("id", "item_id", "call_id", "created_at", "completed_at")
 
 
 def without_ids(value: Any) -> Any:
     """The value with ids and times replaced: each answer has new ones."""
     if isinstance(value, dict):
         return {
-            key: "..."
-            if key in ("id", "item_id", "call_id", "created_at", "completed_at")
-            else without_ids(item)
-            for key, item in value.items()
+            key: "..." if key in _NEW_FIELDS else without_ids(item) for key, item in value.items()
         }
     return [without_ids(item) for item in value] if isinstance(value, list) else value

@@ -27,7 +27,7 @@ def test_one_wave_covers_the_output(features: int, tokens: int, processors: int)
 
 
 def test_those_of_an_h200() -> None:
-    """The fastest ones found there, see `one wave` of serving-h200.json."""
+    """The fastest ones found there: benchmarks/results/serving-h200.json at e4b6174, `one wave`."""
     assert one_wave_tiles(4096, 144, 132) == [Tile(64, 72), Tile(128, 40)]
     assert one_wave_tiles(4096, 384, 132)[0] == Tile(128, 96)
     assert one_wave_tiles(6144, 448, 132)[0] == Tile(192, 112)
