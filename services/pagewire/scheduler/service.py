@@ -86,7 +86,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> AsyncIterator[pb.GenerateResponse]:
         """Streams the deltas of one request."""
         caller, owner = current_caller(), ""
-        if self._engine.intake.draining:  # before metadata, after which no proxy tries again
+        if self._engine.intake.draining:  # a proxy retries only before metadata
             await abort_with(context, failures.draining())
         try:
             incoming = _incoming(request)

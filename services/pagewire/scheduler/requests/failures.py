@@ -4,15 +4,14 @@ from pagewire.errors import Code, RequestError, invalid
 from pagewire.scheduler.core.sequence import Sequence
 from pagewire.suspicion import MAX_CRASHES_ALONE
 
-# A proxy that gets this reason in an answer without a message may send the call to another
-# scheduler.
-DRAINING = "draining"
-
 
 def draining() -> RequestError:
-    """The scheduler ends, and accepts no new request."""
+    """The scheduler ends, and accepts no new request.
+
+    Proxies retry a call that fails with this reason at another scheduler (deploy/envoy/envoy.yaml).
+    """
     return RequestError(
-        Code.UNAVAILABLE, "this scheduler is draining; use another one", reason=DRAINING
+        Code.UNAVAILABLE, "this scheduler is draining; use another one", reason="draining"
     )
 
 

@@ -31,7 +31,7 @@ async def test_an_end_with_an_error_or_without_a_reason_is_a_failure(
 
 
 def test_a_deadline_that_has_passed_is_the_one_that_the_client_gave() -> None:
-    """Schedulers get and name what is left of it, which is little after an earlier attempt."""
+    """Schedulers receive the remaining time, and name that in their error."""
     run = Generation(pb.GenerateRequest(deadline_ms=60_000), 0, 0, UpdateQueue(), eager=True)
     sent = pb.GenerateRequest.FromString(run.next_attempt()).deadline_ms
     late = deadline_passed(sent - 1)

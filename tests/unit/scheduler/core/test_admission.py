@@ -95,9 +95,10 @@ def test_preemptions_are_counted_and_queued_again() -> None:
 class LongPromptAhead:
     """A worker that computes a prompt of ten steps beside decodes, and sequences behind it."""
 
-    def __init__(self, workers: int = 1) -> None:
-        worker = WorkerLimits(2000, 4, 8, 64, memory_threshold=1.0, long_prompt_share=0.4)
-        self.made = admission(*[worker] * workers)
+    def __init__(self) -> None:
+        self.made = admission(
+            WorkerLimits(2000, 4, 8, 64, memory_threshold=1.0, long_prompt_share=0.4)
+        )
         self.arrivals = 0
         for _ in range(4):
             self.arrive([1 + self.arrivals], 1000)

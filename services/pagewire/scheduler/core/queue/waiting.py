@@ -23,7 +23,7 @@ class WaitingQueue:
     def __init__(self, policy: SchedulingPolicy) -> None:
         self._policy = policy
         self._groups: dict[str, list[Entry]] = {}
-        # By arrival. A heap's entry that is not here, as the same object, was removed or parked.
+        # By arrival. An entry of a heap is stale (removed or parked) if it is not this very object.
         self._waiting: dict[int, Entry] = {}
         self.tokens = 0  # those of predictions, too: they take as much memory
 
@@ -41,13 +41,10 @@ class WaitingQueue:
     def push(self, sequence: Sequence) -> None:
         """Adds a sequence that is not in the queue."""
         assert sequence.arrival not in self._waiting, "a sequence is queued twice"
-        group = self._policy.group(sequence)
-        if group not in self._groups:
+        if self._policy.group(sequence) not in self._groups:
             self._policy.group_waits(sequence)
-        entry = (self._policy.key(sequence), sequence)
-        self._waiting[sequence.arrival] = entry
         self.tokens += sequence.num_sent
-        heapq.heappush(self._groups.setdefault(group, []), entry)
+        self._insert(sequence)
 
     def head(self) -> Sequence | None:
         """The first sequence in the policy's order; None when nothing waits."""
@@ -78,19 +75,23 @@ class WaitingQueue:
         return True
 
     def park(self, sequence: Sequence) -> None:
-        """Takes a waiting sequence out of the order until `unpark`; it waits all the same."""
+        """Removes a waiting sequence from the order until `unpark`; it still counts as waiting."""
         self._waiting[sequence.arrival] = (self._policy.key(sequence), sequence)
         self._tidy(sequence)
 
     def unpark(self, sequence: Sequence) -> None:
         """Puts a sequence into its place in the order again, if it still waits."""
         if sequence.arrival in self._waiting:
-            entry = (self._policy.key(sequence), sequence)
-            self._waiting[sequence.arrival] = entry
-            heapq.heappush(self._groups.setdefault(self._policy.group(sequence), []), entry)
+            self._insert(sequence)
+
+    def _insert(self, sequence: Sequence) -> None:
+        """Adds an entry to the heap of the sequence's group; an earlier entry becomes stale."""
+        entry = (self._policy.key(sequence), sequence)
+        self._waiting[sequence.arrival] = entry
+        heapq.heappush(self._groups.setdefault(self._policy.group(sequence), []), entry)
 
     def _tidy(self, sequence: Sequence) -> None:
-        """Restores the invariants of the heap that has an entry of a sequence no longer in it."""
+        """Restores the invariants of a sequence's heap, after its entry has become stale."""
         group = self._policy.group(sequence)
         heap = self._groups.get(group, [])
         while heap and not self._waits(heap[0]):
