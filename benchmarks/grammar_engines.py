@@ -5,7 +5,7 @@ tokens from their own masks. `jsonschema` decides whether an output is valid; a 
 count. A keyword is enforced if all outputs are valid, refused if the schema does not compile, and
 otherwise ignored. The vocabulary is that of the embedded model, or has `--tokens` tokens.
 
-xgrammar is no dependency; it needs torch:
+xgrammar is not a dependency; it needs torch:
 
     python -m venv /tmp/engines && /tmp/engines/bin/pip install xgrammar llguidance jsonschema torch
     PYTHONPATH=services:shared /tmp/engines/bin/python benchmarks/grammar_engines.py --tokens 128000

@@ -73,7 +73,7 @@ async def resolve(address: Address) -> list[str]:
             address.host, address.port, type=socket.SOCK_STREAM
         )
     except UnicodeError as error:  # such as an empty label, `a..b`
-        raise OSError(f"{address.host!r} is no valid host name: {error}") from error
+        raise OSError(f"{address.host!r} is not a valid host name: {error}") from error
     return sorted({with_port(str(host[0]), address.port) for _, _, _, _, host in found})
 
 
@@ -85,7 +85,7 @@ def _targets_in(path: str) -> list[str]:
     try:
         lines = [line.strip() for line in Path(path).read_text().splitlines()]
     except UnicodeDecodeError as error:
-        raise OSError(f"{path} is no text: {error}") from error
+        raise OSError(f"{path} is not text: {error}") from error
     targets = sorted({line for line in lines if line and not line.startswith("#")})
     for target in targets:
         if not is_listen_address(target) or target.endswith(":0"):
@@ -143,7 +143,7 @@ def _parse(text: str, service: str) -> Address:
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not _is_port(port) or int(port) == 0:
-        raise ValueError(f"{service} address {text!r} is no host:port, unix:PATH or file:PATH")
+        raise ValueError(f"{service} address {text!r} is not host:port, unix:PATH or file:PATH")
     return Address(text, host, int(port))
 
 

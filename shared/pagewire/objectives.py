@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Objectives:
     """Maximum milliseconds to the first token (TTFT) and for each later token (TPOT).
 
-    None is no limit.
+    None: no limit.
     """
 
     ttft_ms: float | None = None

@@ -111,7 +111,7 @@ SEEDS: list[tuple[str, dict[str, Any]]] = [
         },
     ),
 ]
-# Their answers are no JSON.
+# Their answers are not JSON.
 NOT_JSON = ("/health", "/ping", "/metrics")
 _MODELS = (ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest)
 FIELDS = sorted({*CHAT, *COMPLETION, *(name for model in _MODELS for name in model.model_fields)})

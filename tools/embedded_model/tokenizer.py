@@ -54,7 +54,7 @@ def train_tokenizer(documents: Iterable[Document], vocab_size: int) -> Tokenizer
     tokenizer.train_from_iterator(texts, trainer)
     for role in ("system", "user", "assistant"):
         if len(tokenizer.encode(role).ids) != 1:
-            raise ValueError(f"role {role!r} is no single token: train on more documents")
+            raise ValueError(f"role {role!r} is not a single token: train on more documents")
     return tokenizer
 
 

@@ -149,7 +149,7 @@ def _row(given: Any) -> Row:
     if empty:
         raise ValueError(f"{min(empty)} is empty")
     if isinstance(row.value, bool) or not isinstance(row.value, int | float):
-        raise ValueError(f"{row.name}: {row.value!r} is no number")
+        raise ValueError(f"{row.name}: {row.value!r} is not a number")
     if not math.isfinite(row.value):
         raise ValueError(f"{row.name}: {row.value!r} is not finite")
     return row

@@ -105,7 +105,7 @@ async def model_cards(url: str) -> list[dict[str, Any]] | None:
     except httpx.TransportError:
         return None
     except httpx.InvalidURL as error:
-        raise CommandError(f"{url} is no URL of a server: {error}") from error
+        raise CommandError(f"{url} is not the URL of a server: {error}") from error
     if response.status_code == UNAUTHORIZED:
         raise CommandError(f"{url}: {_key_problem()}")
     if response.status_code != 200:

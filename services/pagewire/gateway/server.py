@@ -164,7 +164,7 @@ def _check_https(config: GatewayConfig) -> None:
             )
         except ssl.SSLError as error:
             raise ValueError(
-                f"{config.https_cert} and {config.https_key} are no certificate with its key in "
+                f"{config.https_cert} and {config.https_key} are not a certificate with its key in "
                 f"PEM: {error.reason}"
             ) from error
 

@@ -59,7 +59,7 @@ class SamplingParams:
     def __init__(self, **given: Any) -> None:
         for name in given:
             if name not in NAMES:
-                raise invalid(name, f"{name} is no sampling parameter{suggestion(name, NAMES)}")
+                raise invalid(name, f"{name} is not a sampling parameter{suggestion(name, NAMES)}")
         self._given = {name: value for name, value in given.items() if value is not None}
         checked = validate_object(CompletionRequest, {"prompt": "x", **self.fields()})
         with encodable_texts():

@@ -110,4 +110,4 @@ def _check_names(kind: type[Request], fields: Mapping[str, Any]) -> None:
     known = kind.model_fields.keys() - _NOT_FOR_CALLS
     for name in fields:
         if name not in known:
-            raise invalid(name, f"{name} is no parameter of this call{suggestion(name, known)}")
+            raise invalid(name, f"{name} is not a parameter of this call{suggestion(name, known)}")

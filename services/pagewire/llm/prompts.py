@@ -114,7 +114,7 @@ def chat_task(
         if name in NAMES:
             raise invalid(name, f"{name} is a sampling parameter; give it in params")
         if name not in known:
-            raise invalid(name, f"{name} is no field of a chat{suggestion(name, known)}")
+            raise invalid(name, f"{name} is not a field of a chat{suggestion(name, known)}")
     sampling = _fields(params)
     if "logprobs" in sampling:
         sampling |= {"logprobs": True, "top_logprobs": sampling["logprobs"]}

@@ -47,7 +47,7 @@ def stack_values(model: str | Path | None, given: Mapping[str, Any]) -> dict[str
     settings = llm_settings()
     for name in given:
         if name not in settings:
-            raise TypeError(f"{name} is no setting of an LLM{suggestion(name, settings)}")
+            raise TypeError(f"{name} is not a setting of an LLM{suggestion(name, settings)}")
     chosen = {**given, "model": str(model)} if model is not None else dict(given)
     chosen.setdefault("model", os.environ.get(settings["model"].env, EMBEDDED))
     return {

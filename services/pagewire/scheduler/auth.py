@@ -21,7 +21,7 @@ _MAX_CALLS = 8192
 
 def read_callers(config: SchedulerConfig) -> Callers:
     """The API keys of file or environment; OSError or ValueError if they are invalid."""
-    # Keys are no setting: every user of the machine can read a flag.
+    # Keys are not a setting: every user of the machine can read a flag.
     return Callers(partial(read_keys, config.api_keys_file, os.environ.get(KEYS_VARIABLE, "")))
 
 

@@ -174,7 +174,7 @@ class Engine:
                 vectors = read_vectors(result, worker.pooling.size)
             runs, outcome, logprobs = self._commit(worker, result)
         except ValueError:
-            log.error("%s is no valid result of step %d", summary(result), result.step)
+            log.error("%s is not a valid result of step %d", summary(result), result.step)
             raise
         except Exception as error:
             raise _failed_at(link, result) from error

@@ -27,7 +27,7 @@ POLICIES: dict[str, Callable[[], SchedulingPolicy]] = {
 
 
 def make_policy(name: str) -> SchedulingPolicy:
-    """A fresh policy; ValueError for an unknown name, or an installed object that is no policy.
+    """A fresh policy; ValueError for an unknown name, or an installed object that is not a policy.
 
     Another distribution adds a policy by an entry point in the group ENTRY_POINTS. It names a
     subclass of SchedulingPolicy without constructor arguments. Built-in names cannot be replaced.

@@ -216,7 +216,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> None:
         """Reads a gateway's messages.
 
-        Raises DecodeError for bytes that are no message, CorruptMessageError for damaged ones.
+        Raises DecodeError for bytes that are not a message, CorruptMessageError for damaged ones.
         """
         jobs = JobAdmissions()
         try:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RateLimits:
-    """Limits of one API key; None is no limit."""
+    """Limits of one API key; None: no limit."""
 
     requests_per_minute: int | None = None
     # Prompt and output tokens.

@@ -6,7 +6,7 @@ excludes these; llguidance matches it together with the format.
 
 from typing import Any
 
-# Keywords whose values are no schemas.
+# Keywords whose values are not schemas.
 _VALUES = frozenset({"const", "enum", "default", "examples", "example"})
 # Keywords whose values map names that a client chooses to schemas.
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})

@@ -39,4 +39,4 @@ def test_it_measures_a_scheduler_on_simulated_workers(tmp_path: Path) -> None:
 def test_an_unknown_scenario_is_refused() -> None:
     done = subprocess.run([*COMMAND, "--only=fast"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "'fast' is no scenario; give some of throughput, busy" in done.stderr
+    assert "'fast' is not a scenario; give one or more of throughput, busy" in done.stderr

@@ -177,4 +177,4 @@ def test_an_unknown_flag_is_named_with_the_nearest() -> None:
     command = [*PAGEWIRE, "help", "--num-slot"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1
-    assert "--num-slot is no flag, variable or command; did you mean --num-slots" in done.stderr
+    assert "--num-slot is not a flag, variable or command; did you mean --num-slots" in done.stderr

@@ -191,7 +191,7 @@ def test_grpc(embedder) -> None:
             ),
             (
                 pb.GenerateRequest(pair=pb.TextPair(query="a"), pooling=params),
-                "pair is no input of POOLING_TASK_EMBED",
+                "pair is not an input of POOLING_TASK_EMBED",
             ),
             (large, "maximum context length"),
         ):

@@ -51,7 +51,7 @@ def test_embeddings(tmp_path: Path) -> None:
         good, bad = llm.embed([[5], [10_000]], on_error="return")
         assert good.error is None
         assert (bad.embedding, bad.error.field) == ([], "prompt")
-        with pytest.raises(RequestError, match=r"dimension is no parameter.*dimensions"):
+        with pytest.raises(RequestError, match=r"dimension is not a parameter.*dimensions"):
             llm.embed("a", dimension=3)
         with pytest.raises(RequestError, match="gives embeddings only"):
             llm.generate("a")

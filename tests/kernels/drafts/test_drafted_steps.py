@@ -247,7 +247,7 @@ def test_guesses_are_what_followed(
         ([7, 1, 2, 3, 4, 4, 4, 4, -1, 2, 3, 6, -1], [7, 1, 2], 3, [4, 4, 4, 4]),  # the longer one
         ([2, 3, 4, 5, -1, 1, 2, 3, -1], [1, 2], 3, [4, 5]),  # nothing followed the longer one
         ([1, 2, 3, -1], [1, 2], 3, []),
-        ([2, -1, 3, 8, -1], [1, 2], 3, [8]),  # an end is no token
+        ([2, -1, 3, 8, -1], [1, 2], 3, [8]),  # an end is not a token
         ([-1], [5], 6, []),
         ([-1], [], 6, []),
         ([8, 6, -1], [], 6, []),  # a missing token equals no end

@@ -79,8 +79,8 @@ ROW = {
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"value": "1"}, "n: '1' is no number"),
-        ({"value": True}, "n: True is no number"),
+        ({"value": "1"}, "n: '1' is not a number"),
+        ({"value": True}, "n: True is not a number"),
         ({"value": float("nan")}, "n: nan is not finite"),
         ({"commit": ""}, "commit is empty"),
         ({"command": None}, "command is empty"),

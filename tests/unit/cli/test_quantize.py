@@ -31,7 +31,7 @@ def test_the_embedded_model_in_four_bits(
     ("words", "message"),
     [
         (["--to", "fp8", "--group-size", "64"], "fp8 has a scale for each channel"),
-        (["--to", "int4", "--group-size", "48"], "48 is no power of two"),
+        (["--to", "int4", "--group-size", "48"], "48 is not a power of two of at least"),
     ],
 )
 def test_wrong_options(tmp_path: Path, words: list[str], message: str) -> None:

@@ -75,7 +75,7 @@ async def test_addresses() -> None:
 
 async def test_a_host_name_with_an_empty_label_does_not_resolve() -> None:
     (address,) = parse_addresses("a..b:1")
-    with pytest.raises(OSError, match=r"'a\.\.b' is no valid host name"):
+    with pytest.raises(OSError, match=r"'a\.\.b' is not a valid host name"):
         await resolve(address)
 
 

@@ -42,7 +42,7 @@ def quantize(
     size = 128 if group_size is None else group_size
     if size < _SMALLEST_GROUP or size & (size - 1):
         raise typer.BadParameter(
-            f"{size} is no power of two from {_SMALLEST_GROUP}", param_hint="--group-size"
+            f"{size} is not a power of two of at least {_SMALLEST_GROUP}", param_hint="--group-size"
         )
     try:
         from pagewire.models import resolve_model

@@ -52,7 +52,7 @@ def _explain(word: str, every: list[tuple[Any, Any]]) -> None:
         flag = "--" + word.removeprefix("PAGEWIRE_").lower().lstrip("-").replace("_", "-")
         near = difflib.get_close_matches(flag, names, n=3, cutoff=0.5)
         hint = f"; did you mean {', '.join(near)}?" if near else "; see `pagewire COMMAND --help`"
-        raise CommandError(f"{word} is no flag, variable or command{hint}")
+        raise CommandError(f"{word} is not a flag, variable or command{hint}")
     parts = []
     for entry, having in commands.items():
         listed = ", ".join(dict.fromkeys(having)) or "pagewire"

@@ -54,7 +54,7 @@ def running_services() -> list[RunningService]:
 
 
 def _service(entry: Path) -> RunningService | None:
-    """The service of a process; None if it is no service, or has ended meanwhile."""
+    """The service of a process; None if it is not a service, or has ended meanwhile."""
     try:
         words = (entry / "cmdline").read_text(errors="replace").split("\0")[:-1]
         arguments = _arguments(words)

@@ -29,8 +29,8 @@ class StackConfig:
     workers: int = setting(1, "Worker processes; with GPUs, each gets one of them.")
     playground: bool = setting(
         False,
-        "Let the page kill workers, to see that streams go on. Everybody who may use the page, or "
-        "with API keys every operator's key, may do so.",
+        "Allow the page to kill workers, to show that streams continue. Without API keys everyone "
+        "who can open the page may do so, with API keys only an operator's key.",
     )
 
 

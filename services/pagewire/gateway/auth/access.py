@@ -128,8 +128,8 @@ def _presented_key(scope: Scope) -> bytes | None:
 def _not_an_operator(name: str) -> ApiError:
     return ApiError(
         403,
-        f"the key {name!r} is no operator's; give its line in the key file `operator: true`, or "
-        "use another key",
+        f"the key {name!r} is not an operator's; give its line in the key file `operator: true`, "
+        "or use another key",
         code="operator_key_required",
     )
 

@@ -53,7 +53,7 @@ class Routes:
         self._add(path, handler, name, "POST", body, streams)
 
     def get_unlisted(self, path: str, answer: Callable[[Request], Any]) -> None:
-        """A route for GET and HEAD that is no part of the API: the description leaves it out."""
+        """A route for GET and HEAD that is not part of the API: the description leaves it out."""
         self._app.add_route(path, answer, methods=["GET"], include_in_schema=False)
 
     def post_unlisted(self, path: str, answer: Callable[[Request], Any]) -> None:

@@ -134,7 +134,7 @@ class CallReader:
     def _json_key(self) -> Reading[str | None]:
         """Reads up to the value of the next key of an object; None at the object's end.
 
-        A comma before the first key is no error, and neither is a missing comma.
+        A comma before the first key is not an error, and neither is a missing comma.
         """
         reader = self._reader
         yield from reader.spaces()

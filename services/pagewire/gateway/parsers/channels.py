@@ -110,7 +110,7 @@ class ChannelReader:
         yield from self._text(Content)
 
     def _tool(self, recipient: str) -> str | None:
-        """The tool that a message calls; None if it is no tool of the request."""
+        """The tool that a message calls; None if it is not a tool of the request."""
         if self._tools is None:
             return None
         if recipient.startswith(_FUNCTIONS):

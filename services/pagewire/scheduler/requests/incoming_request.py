@@ -70,7 +70,8 @@ def takes_a_thread(message: pb.GenerateRequest) -> bool:
 def read_request(data: bytes) -> IncomingRequest:
     """Reads a serialized request.
 
-    Raises DecodeError for bytes that are no request, RequestError for too many or too large fields.
+    Raises DecodeError for bytes that are not a request, RequestError for too many or too large
+    fields.
     """
     if len(data) <= INLINE_TEXT_BYTES:
         message = pb.GenerateRequest.FromString(data)

@@ -157,8 +157,8 @@ def tokenize_input(
         if limits is not None and ids.max(initial=0) >= limits.vocab_size:
             raise RequestError(
                 Code.FAILED_PRECONDITION,
-                f"the tokenizer makes of this text the id {ids.max()}, outside the model's "
-                f"vocabulary of {limits.vocab_size} ids; the server needs the model's own "
+                f"the tokenizer turns this text into the id {ids.max()}, which is outside the "
+                f"model's vocabulary of {limits.vocab_size} ids; the server needs the model's own "
                 "tokenizer",
                 field,
             )
@@ -269,7 +269,7 @@ def _check_pooled_input(message: pb.GenerateRequest, kind: str) -> None:
     if kind not in _POOLED_INPUTS[task]:
         name = pb.PoolingTask.Name(task)
         raise invalid(
-            kind, f"{kind} is no input of {name}; give {' or '.join(_POOLED_INPUTS[task])}"
+            kind, f"{kind} is not an input of {name}; give {' or '.join(_POOLED_INPUTS[task])}"
         )
     if kind == "pair" and message.HasField("truncate_prompt_tokens"):
         raise invalid(
@@ -297,7 +297,7 @@ def default_true(message: Any, field: str) -> bool:
 
 
 def check_vocabulary(ids: Any, field: str, vocab_size: int) -> None:
-    """INVALID_ARGUMENT if one of the non-negative `ids` is no token of the model."""
+    """INVALID_ARGUMENT if one of the non-negative `ids` is not a token of the model."""
     if ids and max(ids) >= vocab_size:
         raise _outside(field, max(ids), vocab_size)
 

@@ -64,7 +64,7 @@ class Endings:
     def give_back(self, request: Request, failure: RequestError) -> None:
         """Ends a request that cannot run here: its gateway continues it elsewhere.
 
-        The request of a client that is no gateway fails.
+        The request of a client that is not a gateway fails.
         """
         if not request.buffer.moves:
             self.fail(request, failure)

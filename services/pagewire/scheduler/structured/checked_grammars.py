@@ -44,7 +44,7 @@ class CheckedGrammars:
         check_form(output)
         if not self._has_tokenizer:
             field = field_of(output)
-            raise invalid(field, f"{field} needs a tokenizer, which this server has not; remove it")
+            raise invalid(field, f"{field} needs a tokenizer, and this server has none; remove it")
         asked = pb.StructuredOutput()
         asked.CopyFrom(output)
         asked.ClearField("begin_after")

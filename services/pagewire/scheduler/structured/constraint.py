@@ -70,7 +70,7 @@ def _limit_reasoning(
 ) -> None:
     field = "thinking_token_budget"
     if isinstance(tokenizer, TokenIdsOnly):
-        raise invalid(field, f"{field} needs a tokenizer, which this server has not; remove it")
+        raise invalid(field, f"{field} needs a tokenizer, and this server has none; remove it")
     if not budget.end or max(len(budget.begin), len(budget.end)) > MAX_STOP_STRING_LENGTH:
         raise invalid(
             "reasoning_budget",
@@ -88,7 +88,9 @@ def _banned_sequences(
 ) -> list[tuple[int, ...]]:
     """The tokens of each word, at the beginning of a text and after a blank; each sequence once."""
     if words and isinstance(tokenizer, TokenIdsOnly):
-        raise invalid("bad_words", "bad_words needs a tokenizer, which this server has not")
+        raise invalid(
+            "bad_words", "bad_words needs a tokenizer, and this server has none; remove it"
+        )
     found: dict[tuple[int, ...], None] = {}
     for word in words:
         bare = word.lstrip()

@@ -247,7 +247,7 @@ def _single_token(folder: Path, word: str) -> int:
     found = vocabulary.get(word) if isinstance(vocabulary, dict) else None
     if found is None:
         raise SetupError(
-            f"--task score: {path} has no token {word!r}, so this model is no reranker of the "
+            f"--task score: {path} has no token {word!r}, so this model is not a reranker of the "
             "Qwen3 kind; serve one, or a model with a classification head"
         )
     return int(found)

@@ -51,8 +51,9 @@ def read_sequences(texts: Path, folder: Path, longest: int, vocab_size: int) -> 
         raise SetupError(f"--calibrate {texts}: the file is empty; give some pages of text")
     if max(ids) >= vocab_size:
         raise SetupError(
-            f"--calibrate {texts}: the tokenizer in {folder} makes the id {max(ids)} of it, "
-            f"outside the model's vocabulary of {vocab_size} ids; put the model's own there"
+            f"--calibrate {texts}: the tokenizer in {folder} turns it into the id {max(ids)}, "
+            f"which is outside the model's vocabulary of {vocab_size} ids; put the model's own "
+            "tokenizer there"
         )
     length = min(LENGTH, longest)
     return [ids[begin : begin + length] for begin in range(0, len(ids), length)]

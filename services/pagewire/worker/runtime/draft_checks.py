@@ -35,7 +35,7 @@ def sample_with_drafts(
 
     Returns:
         `[rows]` int32 tokens, and `[rows]` whether the row belongs to an output. A row has no token
-        if its `hidden` is not finite; it belongs to an output only if it is no draft.
+        if its `hidden` is not finite; it belongs to an output only if it is not a draft.
     """
     assert plan.drafts is not None
     count = len(plan.sample_slots)

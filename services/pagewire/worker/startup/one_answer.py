@@ -68,7 +68,7 @@ def _unlike_llama(model: ModelConfig, longest: int) -> str | None:
         "biases of the MLP": model.mlp_bias,
         "layers that are not of Llama's form": not is_fused(model),
         # On an H200 a GEMM that normalizes 200 columns had other bits, and wrong ones.
-        "sizes that are no multiples of 16": any(
+        "sizes that are not multiples of 16": any(
             size % 16
             for size in (
                 model.hidden_size,

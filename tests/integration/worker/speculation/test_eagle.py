@@ -274,8 +274,8 @@ def test_what_a_head_reads(tmp_path: Path, fields: dict[str, Any], inputs: tuple
 @pytest.mark.parametrize(
     ("fields", "part"),
     [
-        ({"architectures": ["Eagle3Speculator"]}, "Eagle3Speculator.* is no EAGLE-3 head"),
-        ({"architectures": ["MistralForCausalLM"]}, "MistralForCausalLM.* is no EAGLE-3 head"),
+        ({"architectures": ["Eagle3Speculator"]}, "Eagle3Speculator.* is not an EAGLE-3 head"),
+        ({"architectures": ["MistralForCausalLM"]}, "MistralForCausalLM.* is not an EAGLE-3 head"),
         ({"num_hidden_layers": 2}, "num_hidden_layers is 2; an EAGLE-3 head must have 1"),
         ({"model_type": "deepseek_v3"}, "model_type is 'deepseek_v3'; .* must have 'llama'"),
         ({"hidden_size": 128}, "hidden_size is 128, and the model's is 256"),

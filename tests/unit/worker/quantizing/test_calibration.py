@@ -131,7 +131,7 @@ def test_what_cannot_be_calibrated_is_refused(tmp_path: Path) -> None:
         read_sequences(empty, resolve_model(EMBEDDED), 100, 4096)
     texts = tmp_path / "texts.txt"
     texts.write_text(TEXT)
-    with pytest.raises(SetupError, match=r"makes the id \d+ of it, outside .* of 199 ids"):
+    with pytest.raises(SetupError, match=r"into the id \d+, which is outside .* of 199 ids"):
         read_sequences(texts, resolve_model(EMBEDDED), 100, 199)
     save_model(tmp_path / "experts", "mixtral", **SIZES)
     with pytest.raises(SetupError, match=r"--calibrate is for dense models, and mixtral has"):

@@ -90,8 +90,8 @@ def test_models_are_taken_or_refused_by_what_they_have(tmp_path: Path, variant: 
         ({"qk_norm": "projection"}, "norms of whole queries and keys"),
         ({"activation": "gelu_tanh"}, "the activation gelu_tanh"),
         ({"gated": False}, "an MLP without a gate"),
-        ({"hidden_size": 200}, "sizes that are no multiples of 16"),
-        ({"intermediate_size": 264}, "sizes that are no multiples of 16"),
+        ({"hidden_size": 200}, "sizes that are not multiples of 16"),
+        ({"intermediate_size": 264}, "sizes that are not multiples of 16"),
     ],
 )
 def test_each_part_that_is_not_of_llamas_form_is_named(

@@ -33,7 +33,8 @@ def control(
     unknown = [name for name in names if name not in known]
     if unknown:
         raise typer.BadParameter(
-            f"{unknown[0]!r} is no scenario; give some of {', '.join(known)}", param_hint="--only"
+            f"{unknown[0]!r} is not a scenario; give one or more of {', '.join(known)}",
+            param_hint="--only",
         )
     windows = {}
     for name in names:

@@ -22,7 +22,7 @@ from pagewire.gateway.parsers.events import (
 )
 from pagewire.v1 import inference_pb2 as pb
 
-# The key of an input that is no JSON object.
+# The key of an input that is not a JSON object.
 INVALID = "INVALID_JSON"
 _EMPTY = json_ascii("")
 
@@ -224,7 +224,7 @@ def _input_of(arguments: str) -> str:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _usage(usage: pb.Usage, thinking: int | None = None) -> str:

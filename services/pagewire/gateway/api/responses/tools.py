@@ -98,7 +98,7 @@ def _allowed(tools: tuple[Tool, ...], choice: ChoiceObject) -> tuple[Tool, ...]:
             raise _unknown_type(path, allowed.type)
         if allowed.name not in {tool.name for tool in tools}:
             raise invalid(
-                f"{path}.name", f"{path}.name is {quoted(allowed.name)}, which is no tool"
+                f"{path}.name", f"{path}.name is {quoted(allowed.name)}, which is not a tool"
             )
         names.add(allowed.name)
     return tuple(tool for tool in tools if tool.name in names)

@@ -77,7 +77,7 @@ def parse_eagle_config(raw: Mapping[str, Any], target: ModelConfig) -> EagleConf
     architectures = raw.get("architectures") or []
     if len(architectures) != 1 or architectures[0] not in ARCHITECTURES:
         raise SetupError(
-            f"config.json: architectures {architectures} is no EAGLE-3 head that is supported; "
+            f"config.json: architectures {architectures} is not a supported EAGLE-3 head; "
             f"these are: {', '.join(ARCHITECTURES)}"
         )
     for key, value in raw.items():

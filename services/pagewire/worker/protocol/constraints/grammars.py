@@ -89,7 +89,7 @@ def grammars_of(model: Path, vocab_size: int, tokenizer: Path | None = None) -> 
         return Grammars(LLTokenizer(path, n_vocab=vocab_size, eos_token=eos or None))
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # a panic in Rust is no Exception
+    except BaseException as error:  # a panic in Rust is not an Exception
         log.warning("no structured output: %s", error)
         return None
 

@@ -170,7 +170,7 @@ class MaskServer:
             forced = self._forced(held, sequence)
             if not sequence.ended:
                 sequence.mask(mask)
-        except BaseException as error:  # a panic in Rust is no Exception
+        except BaseException as error:  # a panic in Rust is not an Exception
             failure = error
         with self._lock:
             if self._held.get(slot) is not held:

@@ -72,7 +72,7 @@ class PreparedSequence:
                     self._compute(self._next)
                     self._known = True
             self._sequence.catch_up()
-        except BaseException as error:  # a panic in Rust is no Exception
+        except BaseException as error:  # a panic in Rust is not an Exception
             self._error = error
 
     def _compute(self, mask: Int32Array) -> None:

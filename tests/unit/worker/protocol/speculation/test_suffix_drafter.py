@@ -52,7 +52,7 @@ def test_a_draft_follows_the_latest_of_the_longest_matches(
 
 def test_what_came_before_comes_again() -> None:
     drafter = SuffixDrafter(array([1, 2, 3, 4, 5, 9, 1, 2]))
-    assert drafter.draft(3).tolist() == []  # two tokens are no evidence
+    assert drafter.draft(3).tolist() == []  # two tokens are not evidence
     drafter.extend(array([3]))
     assert drafter.draft(3).tolist() == [4, 5, 9]
     drafter.extend(array([7]))
