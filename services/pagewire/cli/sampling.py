@@ -17,9 +17,11 @@ _FLAGS = {
         float | None, "Sampling temperature, 0 is greedy; by default the model's.", "NUMBER"
     ),
     "max_tokens": _flag(
-        int | None, "Most tokens of an answer; by default the server's limit.", "INTEGER"
+        int | None,
+        "Maximum number of tokens in an answer; by default the server's limit.",
+        "INTEGER",
     ),
-    "min_tokens": _flag(int | None, "Fewest tokens of an answer.", "INTEGER"),
+    "min_tokens": _flag(int | None, "Minimum number of tokens in an answer.", "INTEGER"),
     "top_p": _flag(
         float | None, "Keep the likeliest tokens that have this probability together.", "NUMBER"
     ),

@@ -40,11 +40,11 @@ class GatewayConfig(RequestConfig):
     )
     max_json_nodes: int = setting(
         2_000_000,
-        "Most values in the JSON of a request body, counted before it is parsed.",
+        "Maximum number of values in the JSON of a request body, counted before it is parsed.",
         minimum=1,
     )
     parser_processes: int = setting(
-        2, "Most helper processes that parse large request bodies.", minimum=1
+        2, "Maximum number of helper processes that parse large request bodies.", minimum=1
     )
     https_cert: str | None = setting(
         None,

@@ -80,11 +80,13 @@ class SchedulerConfig(RequestConfig, ModelConfig, TokenizerConfig):
     )
     max_num_seqs: int | None = setting(
         None,
-        "Most sequences that run on one worker; by default as many as it has slots.",
+        "Maximum number of sequences that run on one worker; by default as many as it has slots.",
         minimum=1,
     )
     max_num_batched_tokens: int | None = setting(
-        None, "Most tokens computed in one step; by default as many as the worker takes.", minimum=1
+        None,
+        "Maximum number of tokens computed in one step; by default as many as the worker takes.",
+        minimum=1,
     )
     tpot_slo_ms: float | None = setting(
         None,
@@ -112,13 +114,13 @@ class SchedulerConfig(RequestConfig, ModelConfig, TokenizerConfig):
     )
     max_waiting_requests: int = setting(
         8192,
-        "Most requests that wait for admission; further ones are refused (HTTP 429).",
+        "Maximum number of requests that wait for admission; further ones are refused (HTTP 429).",
         minimum=1,
     )
     max_waiting_tokens: int = setting(
         1 << 24,
-        "Most tokens of all requests that wait for admission, predictions included; further "
-        "requests are refused (HTTP 429), unless nothing waits.",
+        "Maximum number of tokens of all requests that wait for admission, predictions included; "
+        "further requests are refused (HTTP 429), unless nothing waits.",
         minimum=1,
     )
     max_waiting_seconds: float = setting(
@@ -163,11 +165,14 @@ class SchedulerConfig(RequestConfig, ModelConfig, TokenizerConfig):
     )
     tokenizer_processes: int = setting(
         2,
-        "Most helper processes that tokenize large prompts; each holds the model's tokenizer.",
+        "Maximum number of helper processes that tokenize large prompts; "
+        "each holds the model's tokenizer.",
         minimum=1,
     )
     max_prompt_chars: int = setting(
-        4 << 20, "Most characters of a prompt or conversation that is tokenized.", minimum=1
+        4 << 20,
+        "Maximum number of characters in a prompt or conversation that is tokenized.",
+        minimum=1,
     )
     trust_request_chat_template: bool = setting(
         False,
@@ -176,7 +181,9 @@ class SchedulerConfig(RequestConfig, ModelConfig, TokenizerConfig):
         "allow it to trusted clients only. By default such requests are refused.",
     )
     grammar_processes: int = setting(
-        2, "Most helper processes that compile the grammars of structured outputs.", minimum=1
+        2,
+        "Maximum number of helper processes that compile the grammars of structured outputs.",
+        minimum=1,
     )
     max_grammar_seconds: float = setting(
         0.5,
@@ -185,6 +192,8 @@ class SchedulerConfig(RequestConfig, ModelConfig, TokenizerConfig):
         minimum=0.001,
     )
     max_grammar_nodes: int = setting(
-        4096, "Most values in the JSON schema of a structured output, and most choices.", minimum=1
+        4096,
+        "Maximum number of values in the JSON schema of a structured output, and of choices.",
+        minimum=1,
     )
     scheduler_metrics_port: int | None = metrics_port("scheduler")

@@ -32,14 +32,14 @@ class RequestConfig(ProcessConfig):
     )
     max_open_requests: int | None = setting(
         None,
-        "Most generating requests that are open at once; further ones are refused (HTTP 429). At "
-        "a scheduler this counts calls with an API key. By default 8192; a gateway lowers it to "
-        "what its limit of open files allows.",
+        "Maximum number of generating requests that are open at once; further ones are refused "
+        "(HTTP 429). At a scheduler this counts calls with an API key. By default 8192; a gateway "
+        "lowers it to what its limit of open files allows.",
         minimum=1,
     )
     max_open_body_bytes: int = setting(
         1 << 30,
-        "Most bytes of the bodies of all generating requests that are open at once; further "
+        "Maximum bytes of the bodies of all generating requests that are open at once; further "
         "requests are refused (HTTP 429). At a scheduler this counts calls with an API key.",
         minimum=1,
     )
@@ -48,26 +48,28 @@ class RequestConfig(ProcessConfig):
         "Seconds that a helper process may take to parse, render and tokenize one large request.",
         minimum=0.1,
     )
-    max_messages: int = setting(4096, "Most messages of a conversation.", minimum=1)
+    max_messages: int = setting(4096, "Maximum number of messages in a conversation.", minimum=1)
     max_template_bytes: int = setting(
-        1 << 16, "Most bytes of the JSON of chat_template_kwargs.", minimum=1
+        1 << 16, "Maximum bytes of the JSON of chat_template_kwargs.", minimum=1
     )
     max_prompt_logprobs: int = setting(
         1 << 19,
-        "Most log probabilities of prompts (`prompt_logprobs`, or `echo` with `logprobs`): a token "
-        "has its own, and those of the likeliest tokens that the request wants. A scheduler counts "
-        "them for each prompt, a gateway for all choices of an answer.",
+        "Maximum number of log probabilities of prompts (`prompt_logprobs`, or `echo` with "
+        "`logprobs`): a token has its own, and those of the likeliest tokens that the request "
+        "wants. A scheduler counts them for each prompt, a gateway for all choices of an answer.",
         minimum=1,
     )
     max_template_nodes: int = setting(
-        4096, "Most values in chat_template_kwargs, nested ones included.", minimum=1
+        4096, "Maximum number of values in chat_template_kwargs, nested ones included.", minimum=1
     )
-    max_tools: int = setting(512, "Most tools of a request.", minimum=0)
+    max_tools: int = setting(512, "Maximum number of tools in a request.", minimum=0)
     max_tool_bytes: int = setting(
-        1 << 20, "Most bytes of the JSON of a request's tools, and of the calls in it.", minimum=1
+        1 << 20,
+        "Maximum bytes of the JSON of a request's tools, and of the calls in it.",
+        minimum=1,
     )
     max_tool_nodes: int = setting(
-        1 << 16, "Most values in a request's tools, and in the calls in it.", minimum=1
+        1 << 16, "Maximum number of values in a request's tools, and in the calls in it.", minimum=1
     )
 
 
@@ -139,18 +141,20 @@ class WorkerLimitsConfig(ModelConfig):
         minimum=0,
         maximum=1 << 16,
     )
-    num_slots: int = setting(256, "Most sequences that run at once.", minimum=1, maximum=1 << 16)
+    num_slots: int = setting(
+        256, "Maximum number of sequences that run at once.", minimum=1, maximum=1 << 16
+    )
     # A sequence has a prompt and at least one token of output.
     max_model_len: int | None = setting(
         None,
-        "Most tokens of a sequence; by default the limit in config.json.",
+        "Maximum number of tokens in a sequence; by default the limit in config.json.",
         minimum=2,
         maximum=INT32_MAX,
     )
     worker_max_num_batched_tokens: int | None = setting(
         None,
-        "Most tokens computed in one step. By default 8192 on a GPU, 2048 on a CPU, and the "
-        "profile's number for a simulated worker.",
+        "Maximum number of tokens computed in one step. By default 8192 on a GPU, 2048 on a CPU, "
+        "and the profile's number for a simulated worker.",
         minimum=1,
         maximum=1 << 20,
     )

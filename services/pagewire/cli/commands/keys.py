@@ -11,7 +11,7 @@ from pagewire.cli.help.commands import HelpCommand, HelpGroup
 
 
 def _limit(what: str) -> Any:
-    return typer.Option(min=1, help=f"Most {what}; by default there is no limit.")
+    return typer.Option(min=1, help=f"Maximum number of {what}; by default there is no limit.")
 
 
 def make_app() -> typer.Typer:

@@ -71,11 +71,13 @@ def simulate(
     ] = "0",
     block_size: Annotated[int, typer.Option(min=1, help="Tokens in a KV block.")] = 16,
     num_slots: Annotated[
-        int, typer.Option(min=1, help="Most sequences that run on a worker.")
+        int, typer.Option(min=1, help="Maximum number of sequences that run on a worker.")
     ] = 256,
     max_num_batched_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Most tokens computed in a step; by default the profile's."),
+        typer.Option(
+            min=1, help="Maximum number of tokens computed in a step; by default the profile's."
+        ),
     ] = None,
     memory_threshold: Annotated[
         float,

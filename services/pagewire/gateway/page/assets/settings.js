@@ -9,7 +9,7 @@ const NUMBERS = [
   ["top_p", "Top p", 0, 1, 0.05],
   ["top_k", "Top k", -1, null, 1],
   ["min_p", "Min p", 0, 1, 0.01],
-  ["max_tokens", "Most tokens", 1, null, 1],
+  ["max_tokens", "Max tokens", 1, null, 1],
   ["seed", "Seed", null, null, 1],
   ["presence_penalty", "Presence penalty", -2, 2, 0.1],
   ["frequency_penalty", "Frequency penalty", -2, 2, 0.1],
