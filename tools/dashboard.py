@@ -111,7 +111,7 @@ ROWS: dict[str, list[Panel]] = {
         Panel("Step time at the workers", "s", quantiles(f"{W}_step_seconds")),
         Panel("Tokens computed", "short", {"{{phase}}": rate(f"{W}_tokens_total", "phase")}),
         Panel(
-            "Tokens guessed by speculation",
+            "Tokens drafted by speculation",
             "short",
             {
                 "{{drafter}}, {{outcome}}/s": rate(f"{S}_drafts_total", "drafter, outcome"),

@@ -12,7 +12,7 @@ in that text. Tokens are pieces of text: parts of names, numbers, signs. The tex
 - `code`: a function of Python's library with a name changed and lines commented, asked to be edited
 - `json`: persons in a text, as a list of objects
 - `chat`: prose of this repository's documentation, continued
-- `new`: random tokens, which no drafter can guess
+- `new`: random tokens, which no drafter gets right
 
 One process plans, submits and reads steps two ahead, without scheduler and HTTP. It has a backend
 with drafts and one without, which share weights and KV pool. Outputs are cut into parts, and the
@@ -21,7 +21,7 @@ median over all parts. The KV of prompts is zeros, because no token depends on i
 
 With `--recent N` each client has N earlier outputs of the same kind, under its own salt.
 
-With a draft model or an EAGLE head no text is forced, because random weights guess nothing right.
+With a draft model or an EAGLE head no text is forced, because random weights draft nothing right.
 The figure is the time of steps with `depth` drafts of each sequence over the time of steps without
 drafter. This is the number of tokens that a sequence needs in a step, drafts included, to gain. If
 each draft is right with probability p, `depth` drafts yield 1 + p + ... + p^depth tokens.

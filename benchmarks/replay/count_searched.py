@@ -33,8 +33,8 @@ def history(prompt: Int32Array, length: int, recent: Int32Array, drafts: int) ->
         rows=torch.from_numpy(np.stack((rows, rows))),
         positions=one + len(prompt) - 2,
         limits=one + len(rows),
-        guesses=torch.zeros(2, drafts, dtype=torch.int32),
-        guessed=one.clone(),
+        drafts=torch.zeros(2, drafts, dtype=torch.int32),
+        num_drafts=one.clone(),
         drafters=one.clone(),
         predictions=torch.zeros(2, 4, dtype=torch.int32),
         num_recent=one + len(recent),
@@ -46,7 +46,7 @@ def history(prompt: Int32Array, length: int, recent: Int32Array, drafts: int) ->
 
 def take(held: TokenHistory, following: Int32Array, drafts: int) -> int:
     """Runs a step that draws the first of `following`; returns its number of tokens."""
-    count = 1 + min(drafts, int(held.guessed[0]), len(following) - 1)
+    count = 1 + min(drafts, int(held.num_drafts[0]), len(following) - 1)
     places = torch.arange(count, dtype=torch.int32)
     drawn = torch.from_numpy(following[:count].copy())
     one = torch.zeros_like(places)

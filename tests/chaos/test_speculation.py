@@ -59,7 +59,7 @@ def repetitive(count: int) -> list[Question]:
 
 
 def predicted(count: int) -> list[Question]:
-    """Chats with a prediction; `guess` makes it partly right."""
+    """Chats with a prediction; `predict` makes it partly right."""
     made = []
     for question in repetitive(count):
         body = {name: value for name, value in question.body.items() if name != "logprobs"}
@@ -69,7 +69,7 @@ def predicted(count: int) -> list[Question]:
     return made
 
 
-def guess(questions: list[Question], answers: list[Answer]) -> None:
+def predict(questions: list[Question], answers: list[Answer]) -> None:
     """Adds predictions to questions: their answers, with an edit in the middle."""
     for question, answer in zip(questions, answers, strict=True):
         if "prediction" in question.body:
@@ -86,7 +86,7 @@ async def plain_answers() -> list[Answer]:
         answers = await undisturbed(fleet, ASKED, CLIENTS)
     ends = {reason for answer in answers for reason in answer.finish_reasons.values()}
     assert ends == {"stop", "length"}
-    guess(ASKED, answers)
+    predict(ASKED, answers)
     return answers
 
 

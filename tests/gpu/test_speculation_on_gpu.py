@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from pagewire.packing import pack, pack_floats
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.protocol.speculation.row_choice import RowCosts
-from support.eagle_guesses import check_guesses, four_drafts
+from support.eagle_drafts import check_drafts, four_drafts
 from support.eagle_heads import ReferenceHead, save_head
 from support.models.one_answer import (
     SIZES,
@@ -180,7 +180,7 @@ def test_bits_are_those_without_an_eagle_head(tmp_path: Path, kv: str) -> None:
     check_same(got, want)
 
 
-def test_an_eagle_head_guesses_as_its_definition_says(
+def test_an_eagle_head_drafts_as_its_definition_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = save_model(tmp_path / "model", "llama")
@@ -194,7 +194,7 @@ def test_an_eagle_head_guesses_as_its_definition_says(
         settings = SETTINGS | {"max_model_len": 256, "num_slots": 8, "dtype": "float32"}
         given = {"speculate": "eagle", "draft_model": str(head)}
         async with local_worker(tmp_path / "model", **settings, **given) as worker:
-            await check_guesses(worker, ReferenceHead(head, target, inputs), VOCAB)
+            await check_drafts(worker, ReferenceHead(head, target, inputs), VOCAB)
 
     asyncio.run(on_a_worker())
 

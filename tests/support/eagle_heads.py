@@ -1,4 +1,4 @@
-"""EAGLE-3 heads in the hub's format, and a reference for their guesses."""
+"""EAGLE-3 heads in the hub's format, and a reference for their drafts."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from support.models.tiny_models import save_model
 
 BIGRAM_VOCAB = 64
 # A token that the draft vocabulary of `save_bigram_head` does not have.
-NEVER_GUESSED = 40
+NEVER_DRAFTED = 40
 
 
 def save_head(
@@ -117,10 +117,10 @@ def save_bigrams(folder: Path) -> Path:
 
 
 def save_bigram_head(folder: Path, target: Path) -> Path:
-    """Saves a head that guesses as the model of `save_bigrams` draws; returns `folder`.
+    """Saves a head that drafts as the model of `save_bigrams` draws; returns `folder`.
 
     Each position attends to itself alone. It adds the embedded token and subtracts the state, so
-    its output is the next state, and a guess with a wrong state is wrong.
+    its output is the next state, and a draft with a wrong state is wrong.
     """
     size = BIGRAM_VOCAB
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16}
@@ -128,7 +128,7 @@ def save_bigram_head(folder: Path, target: Path) -> Path:
     config = json.loads((folder / "config.json").read_text())
     tensors = load_file(folder / "model.safetensors")
     one, none = torch.eye(size), torch.zeros(size, size)
-    kept = torch.cat((torch.arange(NEVER_GUESSED), torch.arange(NEVER_GUESSED + 1, size)))
+    kept = torch.cat((torch.arange(NEVER_DRAFTED), torch.arange(NEVER_DRAFTED + 1, size)))
     level = math.sqrt(size)  # of a normed one-hot vector
     # Queries and keys are the same for all tokens, so only their rotation makes scores differ.
     same = torch.cat((torch.full((size, size), 3.0 * math.sqrt(5.0) / level), none), 1)
@@ -165,7 +165,7 @@ class ReferenceHead:
         if self.embedding is None:
             self.embedding = self.target.get_input_embeddings().weight.detach()
 
-    def guesses(self, tokens: list[int], count: int) -> list[int]:
+    def drafts(self, tokens: list[int], count: int) -> list[int]:
         """The likeliest chain of `count` tokens after `tokens`."""
         with torch.no_grad():
             found = self.target(torch.tensor([tokens[:-1]]), output_hidden_states=True)

@@ -68,15 +68,15 @@ class WorkerConfig(WorkerLimitsConfig, TokenizerConfig):
     )
     speculate: Literal["none", "suffix", "draft", "eagle"] = setting(
         "none",
-        "Guess the next tokens of a sequence and compute them in the same step. `suffix` guesses "
+        "Draft the next tokens of a sequence and compute them in the same step. `suffix` drafts "
         "what followed the last time that the sequence or a recent output of its salt ended like "
-        "this, and what clients guess; on a CPU also what grammars force. `draft` also asks the "
+        "this, and clients' predictions; on a CPU also what grammars force. `draft` also asks the "
         "smaller model of --draft-model, `eagle` the EAGLE-3 head there. Tokens stay the same; on "
         "a GPU they do with --batch-invariant, as they depend on the batch without it.",
     )
     draft_model: str | None = setting(
         None,
-        "With --speculate draft: folder or hub id of the model that guesses, which has the "
+        "With --speculate draft: folder or hub id of the model that drafts, which has the "
         "vocabulary of the model. With --speculate eagle: that of an EAGLE-3 head for the model. "
         "Its KV is beside the model's, so fewer blocks fit.",
     )

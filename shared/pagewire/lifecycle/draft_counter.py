@@ -7,7 +7,7 @@ from pagewire.packing import Int32Array
 from pagewire.v1 import worker_pb2 as pb
 
 LABELS = ("drafter", "outcome")
-MEANING = "Tokens that speculation guessed, by the origin of the guess and whether it was right."
+MEANING = "Tokens that speculation drafted, by drafter and by whether they were right."
 # By their numbers in worker.proto, as the metric's label.
 DRAFTERS = {
     number: name.removeprefix("DRAFTER_").lower()

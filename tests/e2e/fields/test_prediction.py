@@ -53,7 +53,7 @@ def text(answer: dict[str, Any]) -> str:
     return str(answer["choices"][0]["message"]["content"])
 
 
-def guess(content: Any) -> dict[str, Any]:
+def prediction(content: Any) -> dict[str, Any]:
     return {"prediction": {"type": "content", "content": content}}
 
 
@@ -82,7 +82,7 @@ def test_the_answer_is_the_same_with_every_field(
     want = ask(stack, **fields)
     assert "accepted_prediction_tokens" not in str(want["usage"])
     for content in (text(want), text(want)[:40] + " a purple cow" + text(want)[60:]):
-        got = ask(either, **fields, **guess(content))
+        got = ask(either, **fields, **prediction(content))
         assert text(got) == text(want)
         choices = [answer["choices"][0] for answer in (got, want)]
         assert choices[0]["finish_reason"] == choices[1]["finish_reason"]
@@ -95,33 +95,35 @@ def test_usage_counts_what_was_right_and_what_was_not(
     speculating: RunningStack, stack: RunningStack
 ) -> None:
     want = text(ask(speculating))
-    accepted, rejected = counted(ask(speculating, **guess(want)))
+    accepted, rejected = counted(ask(speculating, **prediction(want)))
     # The last token of each step is drawn, not a draft.
     assert LENGTH * 3 // 4 <= accepted < LENGTH
     assert rejected < 8
     half = want[: len(want) // 2]
-    accepted, rejected = counted(ask(speculating, **guess(half + " xyzzy 42 0 1 2 3 4 5 6 7")))
+    accepted, rejected = counted(ask(speculating, **prediction(half + " xyzzy 42 0 1 2 3 4 5 6 7")))
     assert LENGTH // 3 <= accepted < LENGTH * 2 // 3
     assert 3 <= rejected < 30
-    accepted, rejected = counted(ask(speculating, **guess("xyzzy 42 " * 40)))
+    accepted, rejected = counted(ask(speculating, **prediction("xyzzy 42 " * 40)))
     assert accepted + rejected < 20  # no token of it occurred, so hardly any draft was tried
-    assert counted(ask(speculating, **guess(""))) == (0, 0)
-    assert counted(ask(stack, **guess(want))) == (0, 0)
+    assert counted(ask(speculating, **prediction(""))) == (0, 0)
+    assert counted(ask(stack, **prediction(want))) == (0, 0)
 
 
 def test_parts_are_one_text(speculating: RunningStack) -> None:
     want = text(ask(speculating))
     parts = [{"type": "text", "text": want[at : at + 30]} for at in range(0, len(want), 30)]
-    assert counted(ask(speculating, **guess(parts))) == counted(ask(speculating, **guess(want)))
+    assert counted(ask(speculating, **prediction(parts))) == counted(
+        ask(speculating, **prediction(want))
+    )
 
 
 def test_each_choice_has_the_prediction(speculating: RunningStack) -> None:
     alone = [ask(speculating, seed=7 + i) for i in range(2)]
-    both = ask(speculating, n=2, **guess(text(alone[0])))
+    both = ask(speculating, n=2, **prediction(text(alone[0])))
     contents = [choice["message"]["content"] for choice in both["choices"]]
     assert contents == [text(answer) for answer in alone]
     accepted, rejected = counted(both)
-    one = counted(ask(speculating, **guess(text(alone[0]))))
+    one = counted(ask(speculating, **prediction(text(alone[0]))))
     assert accepted >= one[0]
     assert rejected > one[1]
 
@@ -156,11 +158,11 @@ def test_a_large_prediction_is_read_apart_and_one_that_is_too_long_is_refused(
     want = text(ask(stack))
     large = " together" * 1000 + want
     assert len(large) > INLINE_TEXT_BYTES
-    got = ask(either, **guess(large))
+    got = ask(either, **prediction(large))
     assert text(got) == want
     assert (counted(got)[0] > LENGTH // 3) == (either is not stack)
     with pytest.raises(httpx.HTTPStatusError) as refused:
-        ask(either, **guess("one two three four " * 20_000))
+        ask(either, **prediction("one two three four " * 20_000))
     error = refused.value.response.json()["error"]
     assert error["param"] == "prediction"
     assert "the most of a sequence" in error["message"]
@@ -206,7 +208,7 @@ def test_a_killed_worker_changes_no_byte(speculating: RunningStack) -> None:
     }
     want, _ = _streamed(speculating, body, kill_after=None)
     edited = want[:300] + " and then " + want[330:]
-    got, usage = _streamed(speculating, body | guess(edited), kill_after=120)
+    got, usage = _streamed(speculating, body | prediction(edited), kill_after=120)
     assert got == want
     details = usage["completion_tokens_details"]
     assert details["accepted_prediction_tokens"] > 100

@@ -90,9 +90,9 @@ def drafts(rows: int) -> None:
     from pagewire.worker.ops.triton.drafts import begin, end
 
     slots = meta(65, dtype=torch.int32)
-    known, guesses = meta(65, 10256, dtype=torch.int32), meta(65, 15, dtype=torch.int32)
+    known, drafts = meta(65, 10256, dtype=torch.int32), meta(65, 15, dtype=torch.int32)
     predictions = meta(65, 4, dtype=torch.int32)
-    history = TokenHistory(known, slots, slots, guesses, slots, slots, predictions, slots, 2048)
+    history = TokenHistory(known, slots, slots, drafts, slots, slots, predictions, slots, 2048)
     inputs, tables = meta(6, rows, dtype=torch.int32), meta(65, 512, dtype=torch.int32)
     _, located = begin.begin_drafted(inputs, meta(128256, HIDDEN), history, tables)
     given = (located.indices, meta(rows, HIDDEN), located.slots, inputs[1], history, slots)

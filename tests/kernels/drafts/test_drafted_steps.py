@@ -49,8 +49,8 @@ def history(most: int, generator: torch.Generator) -> TokenHistory:
         rows=rows,
         positions=positions,
         limits=limits,
-        guesses=below(3, SLOTS, most),
-        guessed=most * below(4, SLOTS).clamp(max=1),
+        drafts=below(3, SLOTS, most),
+        num_drafts=most * below(4, SLOTS).clamp(max=1),
         drafters=below(2, SLOTS),
         predictions=predictions(generator),
         num_recent=num_recent,
@@ -80,7 +80,7 @@ def copied(held: TokenHistory) -> TokenHistory:
 
 def same(one: TokenHistory, other: TokenHistory) -> None:
     assert torch.equal(one.positions, other.positions)
-    assert torch.equal(one.guessed, other.guessed)
+    assert torch.equal(one.num_drafts, other.num_drafts)
     given_up = other.predictions[:, :1] == 0  # no other value of these is defined
     assert torch.equal(one.predictions[:, 0], other.predictions[:, 0])
     assert torch.equal(
@@ -91,8 +91,8 @@ def same(one: TokenHistory, other: TokenHistory) -> None:
     for slot in range(len(one.positions) - 1):
         known = int(one.positions[slot]) + 1
         assert torch.equal(one.tokens[slot, :known], other.tokens[slot, :known])
-        guessed = int(one.guessed[slot])
-        assert torch.equal(one.guesses[slot, :guessed], other.guesses[slot, :guessed])
+        num_drafts = int(one.num_drafts[slot])
+        assert torch.equal(one.drafts[slot, :num_drafts], other.drafts[slot, :num_drafts])
 
 
 def inputs(most: int, generator: torch.Generator) -> torch.Tensor:
@@ -147,11 +147,11 @@ def test_end_drafted(most: int, seed: int) -> None:
     tables = torch.zeros(SLOTS, MAX_BLOCKS, dtype=torch.int32, device=DEVICE)
     _, rows = reference.begin_drafted(given, embedding, held, tables)
     places = given[contract.PLACES]
-    in_step = (held.predictions[:, contract.REACHED] >= 0) & (held.guessed > 0)
+    in_step = (held.predictions[:, contract.REACHED] >= 0) & (held.num_drafts > 0)
     for slot in in_step.nonzero()[:, 0].tolist():
-        guess_from_prediction(held, slot)
-    # Most guesses are right.
-    after = held.guesses[given[contract.SLOTS].long(), places.clamp(max=most - 1).long()]
+        draft_from_prediction(held, slot)
+    # Most drafts are right.
+    after = held.drafts[given[contract.SLOTS].long(), places.clamp(max=most - 1).long()]
     drawn = torch.where(torch.rand(len(places), generator=generator).to(DEVICE) < 0.8, after, 3)
     drawn = drawn.to(torch.int32)
     hidden = torch.randn(len(drawn), HIDDEN, generator=generator).to(DEVICE)
@@ -165,15 +165,15 @@ def test_end_drafted(most: int, seed: int) -> None:
     assert torch.equal(got[:, first], want[:, first])
     assert torch.equal(our_last, last)
     same(ours, held)
-    assert held.guessed[:PADDING].any(), "some end has come before"
+    assert held.num_drafts[:PADDING].any(), "some end has come before"
 
 
-def guess_from_prediction(held: TokenHistory, slot: int) -> None:
-    """As in an earlier step: the guesses are those at the output's current place."""
+def draft_from_prediction(held: TokenHistory, slot: int) -> None:
+    """As in an earlier step: the drafts are those at the output's current place."""
     predicted, reached = held.predictions[slot, :2].tolist()
-    guesses = held.tokens[slot, LENGTH - predicted + reached :][: held.guesses.shape[1]]
-    held.guesses[slot, : len(guesses)] = guesses
-    held.guessed[slot] = len(guesses)
+    following = held.tokens[slot, LENGTH - predicted + reached :][: held.drafts.shape[1]]
+    held.drafts[slot, : len(following)] = following
+    held.num_drafts[slot] = len(following)
 
 
 def one_sequence(
@@ -188,8 +188,8 @@ def one_sequence(
         rows=torch.full((2, FIRST + LENGTH), 5, dtype=torch.int32, device=DEVICE),
         positions=ints([len(tokens) - 1, 0]),
         limits=ints([1000, 0]),
-        guesses=torch.full((2, most), -7, dtype=torch.int32, device=DEVICE),
-        guessed=ints([0, 0]),
+        drafts=torch.full((2, most), -7, dtype=torch.int32, device=DEVICE),
+        num_drafts=ints([0, 0]),
         drafters=ints([0, 0]),
         predictions=ints([[0] * 4] * 2),
         num_recent=ints([len(recent), 0]),
@@ -205,42 +205,42 @@ def one_sequence(
 
 
 def take(drafts: ModuleType, held: TokenHistory, tokens: list[int]) -> list[int]:
-    """The sequence draws tokens, its guesses among them; returns its next guesses."""
+    """The sequence draws tokens, its drafts among them; returns its next drafts."""
     rows = ints([0] * len(tokens))
     hidden, places = torch.zeros(len(tokens), HIDDEN, device=DEVICE), ints(list(range(len(tokens))))
-    held.guesses[0, : len(tokens) - 1] = ints(tokens[:-1])
+    held.drafts[0, : len(tokens) - 1] = ints(tokens[:-1])
     drafts.end_drafted(ints(tokens), hidden, rows, places, held, ints([0, 0]))
-    return held.guesses[0, : int(held.guessed[0])].tolist()
+    return held.drafts[0, : int(held.num_drafts[0])].tolist()
 
 
 @pytest.mark.parametrize(
-    ("tokens", "drawn", "guesses"),
+    ("tokens", "drawn", "expected"),
     [
         ([1, 2, 3, 4, 5, 6, 1, 2], 3, [4, 5, 6, 1]),
         ([1, 2, 3, 4, 9, 1, 2, 3, 5, 9, 1, 2], 3, [5, 9, 1, 2]),  # the later of two equals
         ([7, 1, 2, 3, 4, 9, 1, 2, 3, 5, 7, 1, 2], 3, [4, 9, 1, 2]),  # the longer one
-        ([8, 1, 2, 1, 2, 1], 2, [1, 2, 1, 2]),  # fewer tokens followed than are guessed
+        ([8, 1, 2, 1, 2, 1], 2, [1, 2, 1, 2]),  # fewer tokens followed than are drafted
         ([6, 6, 6], 6, [6, 6, 6, 6]),
         ([1, 2, 9, 8], 2, [9, 8, 2, 9]),  # one token is enough
         ([5], 5, [5, 5, 5, 5]),
         ([1, 2, 3], 4, None),
     ],
 )
-def test_guesses_are_what_followed(
-    tokens: list[int], drawn: int, guesses: list[int] | None
+def test_drafts_are_what_followed(
+    tokens: list[int], drawn: int, expected: list[int] | None
 ) -> None:
     for drafts in (reference, end):
         held = one_sequence(tokens, 4)
         arguments = (ints([drawn]), torch.zeros(1, HIDDEN, device=DEVICE), ints([0]), ints([0]))
         drafts.end_drafted(*arguments, held, ints([0, 0]))
         assert held.positions.tolist() == [len(tokens), 0]
-        assert held.guessed.tolist() == [0 if guesses is None else 4, 0]
-        if guesses is not None:
-            assert held.guesses[0].tolist() == guesses
+        assert held.num_drafts.tolist() == [0 if expected is None else 4, 0]
+        if expected is not None:
+            assert held.drafts[0].tolist() == expected
 
 
 @pytest.mark.parametrize(
-    ("recent", "tokens", "drawn", "guesses"),
+    ("recent", "tokens", "drawn", "expected"),
     [
         ([1, 2, 3, 4, 5, 6, -1], [9, 1, 2], 3, [4, 5, 6]),  # up to the end of the output
         ([1, 2, 3, 4, -1, 1, 2, 3, 6, 7, 8, 9, -1], [1, 2], 3, [6, 7, 8, 9]),  # the later one
@@ -256,12 +256,12 @@ def test_guesses_are_what_followed(
     ],
 )
 def test_recent_outputs_are_searched_before_the_known_tokens(
-    recent: list[int], tokens: list[int], drawn: int, guesses: list[int]
+    recent: list[int], tokens: list[int], drawn: int, expected: list[int]
 ) -> None:
     for drafts in (reference, end):
         held = one_sequence(tokens, 4, recent=recent)
-        assert take(drafts, held, [drawn]) == guesses
-        assert held.drafters[0] == (contract.RECENT if guesses else contract.SUFFIX)
+        assert take(drafts, held, [drawn]) == expected
+        assert held.drafters[0] == (contract.RECENT if expected else contract.SUFFIX)
 
 
 @pytest.mark.parametrize("drafts", [reference, end])
@@ -279,17 +279,17 @@ TEXT = [20, 21, 22, 23, 24, 25, 26, 27, 28, 29]
 
 @pytest.mark.parametrize("drafts", [reference, end])
 def test_beside_a_draft_model_more_tokens_must_have_come_before(drafts: ModuleType) -> None:
-    for tokens, guesses in (
+    for tokens, expected in (
         ([1, 2, 9, 8, 1], []),
         ([7, 1, 2, 9, 8, 1], []),
         ([7, 1, 2, 9, 8, 7, 1], [9, 8, 7]),
     ):
         held = replace(one_sequence(tokens, 3), min_match=contract.SURE_MATCH)
-        assert take(drafts, held, [2]) == guesses
+        assert take(drafts, held, [2]) == expected
 
 
 @pytest.mark.parametrize("drafts", [reference, end])
-def test_guesses_are_those_of_the_prediction_while_the_output_is_in_step(
+def test_drafts_are_those_of_the_prediction_while_the_output_is_in_step(
     drafts: ModuleType,
 ) -> None:
     held = one_sequence([20, 30, 31], 4, TEXT)  # the prompt has another token after 20
@@ -297,7 +297,7 @@ def test_guesses_are_those_of_the_prediction_while_the_output_is_in_step(
     assert take(drafts, held, [21, 22, 23]) == [24, 25, 26, 27]
     assert held.drafters[0] == contract.PREDICTION
     assert take(drafts, held, [24, 25, 26, 27]) == [28, 29]
-    # After its end the guesses come from the sequence's own tokens.
+    # After its end the drafts come from the sequence's own tokens.
     assert take(drafts, held, [28, 29]) == []
     assert take(drafts, held, [20]) == [21, 22, 23, 24]
     assert held.drafters[0] == contract.SUFFIX
@@ -358,11 +358,11 @@ def test_places_are_those_of_the_drafter_of_a_cpu(seed: int) -> None:
             else:
                 step.append(text[at % len(text)])
                 at += 1
-        guesses = take(reference, held, step)
+        made = take(reference, held, step)
         other.extend(step)
         assert other.ready == bool(held.drafters[0] == contract.PREDICTION)
         if other.ready:
-            assert guesses == other.draft(4).tolist()
+            assert made == other.draft(4).tolist()
             predicted += 1
     assert predicted > 10
 
@@ -382,7 +382,7 @@ def test_the_search_takes_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None
         reference.end_drafted(*arguments, held, ints([0, 0]))
         end.end_drafted(*arguments, ours, ints([0, 0]))
         same(ours, held)
-        found += int(held.guessed[0] > 0)
+        found += int(held.num_drafts[0] > 0)
     assert found == 20
 
 

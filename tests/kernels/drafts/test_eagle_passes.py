@@ -50,7 +50,7 @@ class _NoStaging:
 def followed(folder: Path, ops: Name, device: torch.device) -> tuple[Tensor, ...]:
     """A body, a step with right and wrong drafts, and two passes before the next one.
 
-    Returns the KV, the outputs kept by slot, the logits of the last pass, and the guesses.
+    Returns the KV, the outputs kept by slot, the logits of the last pass, and the drafts.
     """
 
     def ints(values: list) -> Tensor:
@@ -104,8 +104,8 @@ def followed(folder: Path, ops: Name, device: torch.device) -> tuple[Tensor, ...
     passes._pass(4, PassKind(False, first=True))
     passes._pass(4, PassKind(False))
     assert inputs[0].tolist() == [PADDING] * 4
-    assert history.guessed.tolist() == [2, 2, 0, 0]
-    return cache.storage[:, 1:], outputs, passes._logits[:2].clamp(min=-1e3), history.guesses[:2]
+    assert history.num_drafts.tolist() == [2, 2, 0, 0]
+    return cache.storage[:, 1:], outputs, passes._logits[:2].clamp(min=-1e3), history.drafts[:2]
 
 
 def test_a_head_on_the_kernels_gives_what_torch_gives(

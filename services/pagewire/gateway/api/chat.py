@@ -84,7 +84,7 @@ class Prediction(Strict):
     content: Content
 
     def text(self) -> str:
-        """The guess as one text; RequestError for content other than text."""
+        """The prediction as one text; RequestError for content other than text."""
         if self.type != "content":
             raise invalid(
                 "prediction.type", f"prediction.type is {quoted(self.type)}; it must be 'content'"

@@ -35,7 +35,7 @@ _TEXTS = {_FIELDS[name].number for name in ("prompt", "chat", "pair")}
 _IDS = {_FIELDS[name].number for name in ("prompt_token_ids", "resume_token_ids")}
 _BYTES_AN_ID = 2  # a varint of two or three bytes holds ids from 128 to 2 million
 _RESUMED = _FIELDS["resume_token_ids"].number
-_GUESS = _FIELDS["prediction"].number
+_PREDICTION = _FIELDS["prediction"].number
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def read_request(data: bytes) -> IncomingRequest:
         if not expands(message):
             return IncomingRequest.of(message)
     others: list[bytes] = []
-    texts = ids = guess = 0
+    texts = ids = prediction = 0
     resumes = False
     for number, begin, end in _fields(data):
         if number in _TEXTS:
@@ -86,8 +86,8 @@ def read_request(data: bytes) -> IncomingRequest:
         elif number in _IDS:
             ids += end - begin
             resumes |= number == _RESUMED
-        elif number == _GUESS:
-            guess += end - begin
+        elif number == _PREDICTION:
+            prediction += end - begin
         else:
             others.append(data[begin:end])
     head = b"".join(others)
@@ -97,7 +97,7 @@ def read_request(data: bytes) -> IncomingRequest:
             f"the request has {len(head)} bytes besides its input; at most {MAX_OTHER_BYTES} are "
             "taken; shorten its other fields",
         )
-    if texts + guess <= INLINE_TEXT_BYTES and ids <= INLINE_IDS_BYTES:
+    if texts + prediction <= INLINE_TEXT_BYTES and ids <= INLINE_IDS_BYTES:
         message = pb.GenerateRequest.FromString(data)
         if not expands(message):
             return IncomingRequest.of(message)

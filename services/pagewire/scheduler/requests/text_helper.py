@@ -109,10 +109,10 @@ class TextHelpers:
     async def tokens(self, data: bytes, limits: ModelLimits) -> RequestTokens:
         """The token ids of a serialized GenerateRequest; RequestError if it cannot be run."""
         answer = await self._run(_GENERATE, data, limits)
-        prompt, resumed, guessed = _COUNTS.unpack_from(answer)
+        prompt, resumed, predicted = _COUNTS.unpack_from(answer)
         ids = unpack(answer[_COUNTS.size :])
         end = prompt + resumed
-        return RequestTokens(ids[:prompt], ids[prompt:end], ids[end:] if guessed else None)
+        return RequestTokens(ids[:prompt], ids[prompt:end], ids[end:] if predicted else None)
 
     async def tokenize(self, data: bytes) -> bytes:
         """The serialized response to a serialized TokenizeRequest."""
@@ -166,9 +166,9 @@ def compute_with(config: SchedulerConfig) -> Callable[[bytes], bytes]:
 
 def _tokens(tokens: RequestTokens) -> bytes:
     parts = [tokens.prompt, tokens.resumed]
-    if (guess := tokens.prediction) is not None:
-        parts.append(guess)
-    counts = _COUNTS.pack(len(tokens.prompt), len(tokens.resumed), guess is not None)
+    if (prediction := tokens.prediction) is not None:
+        parts.append(prediction)
+    counts = _COUNTS.pack(len(tokens.prompt), len(tokens.resumed), prediction is not None)
     return counts + b"".join(part.tobytes() for part in parts)
 
 

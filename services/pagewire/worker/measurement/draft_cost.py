@@ -1,4 +1,4 @@
-"""Measures the cost of a draft model's guess, which determines the number of drafts."""
+"""Measures the cost of one draft of a draft model, which determines the number of drafts."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,14 +13,14 @@ ROUNDS = 9
 
 
 def measure_draft_cost(
-    target: Backend, guess: Callable[[], None], limits: Limits, measure: MeasureSeconds
+    target: Backend, make_draft: Callable[[], None], limits: Limits, measure: MeasureSeconds
 ) -> float:
-    """The time of `guess` (one token), divided by the time of the target's step of one row."""
+    """The time of `make_draft` (one token), divided by the time of the target's step of one row."""
     # Without filters, because sampling with them may take as long as a small model.
     plan = replace(dummy_plan(limits, decodes=1, chunks=0, chunk_length=0), filtered=False)
-    runs = (step_runner(target, plan), guess)
+    runs = (step_runner(target, plan), make_draft)
     for run in runs:
         run()  # to warm up
     times = [[measure(run) for run in runs] for _ in range(ROUNDS)]
-    of_target, of_guess = map(min, zip(*times, strict=True))
-    return float(of_guess / max(of_target, 1e-9))
+    of_target, of_draft = map(min, zip(*times, strict=True))
+    return float(of_draft / max(of_target, 1e-9))

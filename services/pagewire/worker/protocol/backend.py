@@ -54,7 +54,7 @@ class Outcome:
     # and the Drafter (worker.proto) that made them.
     drafted: Int32Array | None = None
     drafters: Int32Array | None = None
-    # From a device that drafts, for each sampling sequence: whether its first guess, computed or
+    # From a device that drafts, for each sampling sequence: whether its first draft, computed or
     # not, was its next token.
     right: NDArray[np.bool_] | None = None
 

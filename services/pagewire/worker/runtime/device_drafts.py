@@ -1,4 +1,4 @@
-"""The tokens of all sequences on the device: the source of row positions and guesses."""
+"""The tokens of all sequences on the device: the source of row positions and drafts."""
 
 import numpy as np
 import torch
@@ -39,8 +39,8 @@ def token_history(limits: Limits, device: torch.device) -> TokenHistory:
         rows=lazy_zeros((slots, first + length + -length % ALIGNMENT), torch.int32, device),
         positions=zeros(),
         limits=zeros(),
-        guesses=zeros(limits.max_drafts),
-        guessed=zeros(),
+        drafts=zeros(limits.max_drafts),
+        num_drafts=zeros(),
         drafters=zeros(),
         predictions=zeros(4),
         num_recent=zeros(),
@@ -69,17 +69,17 @@ def start_histories(
     )
     history.positions[slots] = positions
     history.limits[slots] = limits
-    history.guessed[slots] = 0
+    history.num_drafts[slots] = 0
     history.num_recent[slots] = recent
     history.predictions[slots] = states.view(len(sequences), -1)
     lengths = [len(start.recent) + len(start.token_ids) for start in sequences]
     for start, searched in zip(sequences, tokens.split(lengths), strict=True):
         begin = history.first - len(start.recent)
         history.rows[start.slot, begin : begin + len(searched)] = searched
-    guesses = predicted.split([len(each) for each in predictions])
-    for start, guess in zip(sequences, guesses, strict=True):
-        if len(guess):
-            history.tokens[start.slot, width - len(guess) :] = guess
+    parts = predicted.split([len(each) for each in predictions])
+    for start, part in zip(sequences, parts, strict=True):
+        if len(part):
+            history.tokens[start.slot, width - len(part) :] = part
 
 
 def _prediction(start: Start, width: int) -> Int32Array:

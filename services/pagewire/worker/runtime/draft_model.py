@@ -1,4 +1,4 @@
-"""Drafters that compute guesses with a model, on the CPU, and have KV of their own."""
+"""Drafters that compute drafts with a model, on the CPU, and have KV of their own."""
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
@@ -19,7 +19,7 @@ from pagewire.worker.runtime.device_slots import DeviceSlots
 
 
 class Drafter(ABC):
-    """A model that guesses the next tokens of sequences, and its KV.
+    """A model that drafts the next tokens of sequences, and its KV.
 
     Invariant: after each step, every block has the drafter's KV of the same positions as the
     target's KV. So both models use the same block tables, and each operation on a block (sharing,
@@ -47,10 +47,10 @@ class Drafter(ABC):
     def propose(self, plan: DevicePlan, slots: DeviceSlots) -> DevicePlan:
         """The plan with a token in place of each draft that is FROM_DEVICE.
 
-        A guess is sampled with the parameters and the noise of the token that it guesses. So, also
+        A draft is sampled with the parameters and the noise of the token that it drafts. So, also
         with a temperature, it is right if both models have nearly the same logits.
         """
-        following = _followed_by_guess(plan)
+        following = _followed_by_draft(plan)
         if not following.any():
             return plan
         assert plan.drafts is not None
@@ -79,9 +79,9 @@ class Drafter(ABC):
         filtered: bool,
         slots: DeviceSlots,
     ) -> Int32Array:
-        """The guesses `[n]` that follow `tokens [n]` at `positions [n]` of the slots `of [n]`.
+        """The drafts `[n]` that follow `tokens [n]` at `positions [n]` of the slots `of [n]`.
 
-        At place 0, `tokens` are the last tokens of their sequences, at place p the guesses of place
+        At place 0, `tokens` are the last tokens of their sequences, at place p the drafts of place
         p - 1. `indices [n]` are those of the next tokens in their outputs.
         """
         self._threads.adapt(len(of))
@@ -118,7 +118,7 @@ class Drafter(ABC):
         """The input of `_logits`, `[n, hidden]`; see `next_tokens`."""
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """The logits `[n, vocab]` of guesses."""
+        """The logits `[n, vocab]` of drafts."""
         return self._decoder.logits(hidden)
 
     def _scrub_broken(self, states: Tensor, of: Tensor, block_tables: Tensor) -> None:
@@ -135,7 +135,7 @@ class Drafter(ABC):
 class DraftModel(Drafter):
     """A second, smaller model. Its KV of a position is that of the token at this position.
 
-    `propose` writes the KV of each token from which it guesses the next. `follow` writes all other
+    `propose` writes the KV of each token from which it drafts the next. `follow` writes all other
     KV.
     """
 
@@ -152,7 +152,7 @@ class DraftModel(Drafter):
     ) -> None:
         """See `Drafter`."""
         decodes = plan.num_decodes
-        missing = ~_followed_by_guess(plan)
+        missing = ~_followed_by_draft(plan)
         if taken is not None:
             missing &= taken[:decodes]
         rows = torch.from_numpy(np.flatnonzero(missing))
@@ -189,7 +189,7 @@ class DraftModel(Drafter):
         return self._decoder.hidden(batch, self.cache, block_tables)
 
 
-def _followed_by_guess(plan: DevicePlan) -> NDArray[np.bool_]:
+def _followed_by_draft(plan: DevicePlan) -> NDArray[np.bool_]:
     """`[decodes]`, the rows of a plan whose next row is a draft that this model makes."""
     if plan.drafts is None:
         return np.zeros(plan.num_decodes, np.bool_)

@@ -22,14 +22,14 @@ class EagleDrafter(Drafter):
     The KV of the last position of a cached prefix depends on the next token of the sequence that
     wrote it. A sequence that reads the KV may have another next token. This changes only drafts.
 
-    `follow` also keeps the output of each sequence's last position, for the first guess.
+    `follow` also keeps the output of each sequence's last position, for the first draft.
     """
 
     def __init__(self, head: EagleHead, limits: Limits, dtype: torch.dtype) -> None:
         super().__init__(head.decoder, limits, dtype, head.weight_bytes)
         self._head = head
         self.inputs = head.inputs
-        # [slots + 1, hidden], with the padding slot; while `propose` runs, outputs of its guesses.
+        # [slots + 1, hidden], with the padding slot; while `propose` runs, outputs of its drafts.
         embedding = head.decoder.weights.embedding
         self._outputs = embedding.new_zeros(limits.num_slots + 1, head.config.hidden_size)
 

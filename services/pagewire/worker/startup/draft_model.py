@@ -1,4 +1,4 @@
-"""Reads and loads the draft model or EAGLE head of `--speculate`, and times its guesses."""
+"""Reads and loads the draft model or EAGLE head of `--speculate`, and times its drafts."""
 
 from pathlib import Path
 
@@ -97,8 +97,8 @@ def draft_cost(
     slots, one = DeviceSlots(limits, torch.device("cpu")), np.ones(1, np.int32)
     of = torch.tensor([limits.padding_slot], dtype=torch.int32)
 
-    def guess() -> None:
-        # A head has its first guess, at place 0, from the step before.
+    def make_draft() -> None:
+        # A head has its first draft, at place 0, from the step before.
         drafter.next_tokens(1, torch.zeros_like(of), of, one, one, False, slots)
 
-    return measure_draft_cost(backend, guess, limits, backend.seconds_of)
+    return measure_draft_cost(backend, make_draft, limits, backend.seconds_of)

@@ -185,8 +185,8 @@ def _load(
             phases.end("comparing bits")
         choose_gemms(decoder, trial, config.batch_invariant)
         if draft is not None:
-            guessing = draft.decoder if isinstance(draft, EagleHead) else draft
-            choose_gemms(guessing, trial, config.batch_invariant)
+            drafting = draft.decoder if isinstance(draft, EagleHead) else draft
+            choose_gemms(drafting, trial, config.batch_invariant)
         phases.end("choosing GEMM algorithms")
         if pool is not None:
             compiled = pool.finish()
@@ -316,10 +316,10 @@ def check_speculation(
         return
     name = f"--speculate {config.speculate}"
     if drafts and config.draft_model is None:
-        raise SetupError(f"{name} needs the model that guesses: add --draft-model")
+        raise SetupError(f"{name} needs the model that drafts: add --draft-model")
     if drafts and config.forced_texts is not None:
         raise SetupError(
-            f"{name}: --forced-texts needs random weights, with which a model guesses "
+            f"{name}: --forced-texts needs random weights, with which a model drafts "
             "nothing right; use --speculate suffix"
         )
     if pools:
@@ -428,7 +428,7 @@ def _limits(
     if draft is not None and device.type == "cpu":  # a graph backend times its passes itself
         cost = draft_cost(decoder, draft, trial, dtype)
         log.info(
-            "a guess of the draft model takes %.0f %% of the time of a step",
+            "a draft of the draft model takes %.0f %% of the time of a step",
             100 * cost,
         )
         trial = replace(trial, draft_cost=cost)

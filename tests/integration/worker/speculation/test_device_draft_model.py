@@ -89,7 +89,7 @@ async def test_tokens_are_those_of_steps_without_drafts(
 async def test_the_model_itself_is_right_nearly_always(
     monkeypatch: pytest.MonkeyPatch, way: pb.SlotSampling
 ) -> None:
-    """Also with a temperature, because guesses are drawn with the noise of their tokens."""
+    """Also with a temperature, because drafts are drawn with the noise of their tokens."""
     (want,) = await without_drafts([Sequence(prompt(1), LENGTH, sampling=way)])
     async with drafted(monkeypatch, FOLDER) as worker:
         driver = StepDriver(worker.stream(), worker.limits)

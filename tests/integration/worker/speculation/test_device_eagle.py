@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM
 from pagewire.v1 import worker_pb2 as pb
 from support.device_drafts import drafting
 from support.drafted_sequences import check_same
-from support.eagle_guesses import backend_of, check_guesses, four_drafts
+from support.eagle_drafts import backend_of, check_drafts, four_drafts
 from support.eagle_heads import (
     BIGRAM_VOCAB,
-    NEVER_GUESSED,
+    NEVER_DRAFTED,
     ReferenceHead,
     save_bigram_head,
     save_bigrams,
@@ -41,7 +41,7 @@ def eagle(monkeypatch: pytest.MonkeyPatch, folder: Path, **settings: Any) -> Any
 
 
 @pytest.mark.parametrize("variant", ["llama", "granite", "gemma2", "mistral-window", "deepseek-v3"])
-async def test_guesses_are_those_of_the_definition(
+async def test_drafts_are_those_of_the_definition(
     tmp_path: Path, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For all kinds of targets: after prompts in chunks, and after wrong drafts."""
@@ -53,7 +53,7 @@ async def test_guesses_are_those_of_the_definition(
     await check(monkeypatch, tmp_path, reference, vocabulary=VOCAB)
 
 
-async def test_guesses_behind_right_ones_are_those_of_the_definition(
+async def test_drafts_behind_right_ones_are_those_of_the_definition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_bigrams(tmp_path / "model")
@@ -68,7 +68,7 @@ async def check(
 ) -> None:
     four_drafts(monkeypatch)
     async with eagle(monkeypatch, folder) as worker:
-        await check_guesses(worker, reference, **wanted)
+        await check_drafts(worker, reference, **wanted)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ async def test_a_head_that_knows_its_model_is_right(
         counted = worker.engine.metrics.drafts.value("draft_model", "accepted")
         assert counted == driver.accepted[DRAFTER]
     check_same(got, want)
-    drawn = sum(sequence.output.count(NEVER_GUESSED) for sequence in got)
+    drawn = sum(sequence.output.count(NEVER_DRAFTED) for sequence in got)
     assert drawn >= 2
     assert driver.drafts[DRAFTER] > 90
     if way is GREEDY:

@@ -42,7 +42,7 @@ def draft(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """Draft models of the embedded model: right always, often and almost never; a random head."""
     folder = tmp_path_factory.mktemp("draft")
     if request.param == "head":
-        # As random models do, it guesses tokens that a bias makes likely, which it has here.
+        # As random models do, it drafts tokens that a bias makes likely, which it has here.
         return "eagle", save_head(folder, FOLDER, drafts=3000, tokens=range(3000))
     if request.param == "itself":
         return "draft", FOLDER
@@ -89,7 +89,7 @@ async def test_tokens_are_those_of_steps_without_drafts(draft: Draft, cut: dict[
 
 @pytest.mark.parametrize("way", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 async def test_the_model_itself_is_right_nearly_always(way: pb.SlotSampling) -> None:
-    """Also with a temperature, because guesses are drawn with the noise of their tokens."""
+    """Also with a temperature, because drafts are drawn with the noise of their tokens."""
     async with local_worker(FOLDER) as plain:
         (want,) = await StepDriver(plain.stream(), plain.limits).run([story(way)])
     async with drafting(ITSELF) as worker:

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads: their guesses, the share of right ones, and refused checkpoints."""
+"""EAGLE-3 heads: their drafts, the share of right ones, and refused checkpoints."""
 
 import json
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from pagewire.worker.startup.loading import load_worker
 from support.drafted_sequences import check_same
 from support.eagle_heads import (
     BIGRAM_VOCAB,
-    NEVER_GUESSED,
+    NEVER_DRAFTED,
     ReferenceHead,
     save_bigram_head,
     save_bigrams,
@@ -41,13 +41,13 @@ VARIANTS = ("llama", "granite", "olmo2", "cohere", "gemma2", "mistral-window", "
 
 
 @dataclass
-class Guesses:
-    """The guesses of a head: slot, position of the token before them, and tokens."""
+class Drafts:
+    """The drafts of a head: slot, position of the token before them, and tokens."""
 
     made: list[tuple[int, int, list[int]]] = field(default_factory=list)
 
     def record(self, backend: EagerBackend) -> None:
-        """Records all guesses that the backend's head makes from now on."""
+        """Records all drafts that the backend's head makes from now on."""
         assert backend.draft is not None
         propose = backend.draft.propose
 
@@ -81,7 +81,7 @@ def eagle(folder: Path, head: Path, **settings: Any) -> Any:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-async def test_guesses_are_those_of_the_definition(
+async def test_drafts_are_those_of_the_definition(
     tmp_path: Path, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For all kinds of targets: after prompts in chunks, and after right and wrong drafts."""
@@ -96,10 +96,10 @@ async def test_guesses_are_those_of_the_definition(
         hidden = target.config.hidden_size
         tensors["embed_tokens.weight"] = torch.randn(VOCAB, hidden)
         save_file(tensors, head / "model.safetensors")
-    await check_guesses(tmp_path, ReferenceHead(head, target, INPUTS), VOCAB)
+    await check_drafts(tmp_path, ReferenceHead(head, target, INPUTS), VOCAB)
 
 
-async def test_guesses_behind_right_ones_are_those_of_the_definition(
+async def test_drafts_behind_right_ones_are_those_of_the_definition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draft_length.DraftLength, "next", lambda *_: 4)
@@ -107,26 +107,26 @@ async def test_guesses_behind_right_ones_are_those_of_the_definition(
     save_bigrams(tmp_path / "model")
     head = save_bigram_head(tmp_path / "head", tmp_path / "model")
     target = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    await check_guesses(tmp_path, ReferenceHead(head, target, (2, 3, 3)), BIGRAM_VOCAB, right=10)
+    await check_drafts(tmp_path, ReferenceHead(head, target, (2, 3, 3)), BIGRAM_VOCAB, right=10)
 
 
-async def check_guesses(
+async def check_drafts(
     folder: Path, reference: ReferenceHead, vocabulary: int, right: int = 0
 ) -> None:
     """Runs the model and the head in `folder`; at least `right` drafts must be right."""
     prompts = ([(i * 61 + j * j * 7) % vocabulary for j in range(20 + 9 * i)] for i in range(3))
     ran = [Sequence(prompt, 24) for prompt in prompts]
     async with eagle(folder / "model", folder / "head") as worker:
-        guesses = Guesses()
-        guesses.record(backend_of(worker))
+        drafts = Drafts()
+        drafts.record(backend_of(worker))
         driver = StepDriver(worker.stream(), worker.limits)
         await driver.run(ran, chunk=16, run_ahead=3)
     assert driver.accepted[MODEL] >= right
-    assert len(guesses.made) >= 15
-    assert max(len(made) for _, _, made in guesses.made) == 4
+    assert len(drafts.made) >= 15
+    assert max(len(made) for _, _, made in drafts.made) == 4
     by_slot = {sequence.slot: sequence.tokens + sequence.output for sequence in ran}
-    for slot, position, made in guesses.made:
-        assert made == reference.guesses(by_slot[slot][: position + 1], len(made))
+    for slot, position, made in drafts.made:
+        assert made == reference.drafts(by_slot[slot][: position + 1], len(made))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ async def test_a_head_that_knows_its_model_is_right(tmp_path: Path, way: pb.Slot
         assert counted == driver.accepted[MODEL]
     check_same(got, want)
     assert driver.drafts[MODEL] > 90
-    drawn = sum(sequence.output.count(NEVER_GUESSED) for sequence in got)
+    drawn = sum(sequence.output.count(NEVER_DRAFTED) for sequence in got)
     assert drawn >= 2
     if way is GREEDY:
         # The drafts at the token that is in no draft are wrong, and so are those after them.
@@ -274,8 +274,14 @@ def test_what_a_head_reads(tmp_path: Path, fields: dict[str, Any], inputs: tuple
 @pytest.mark.parametrize(
     ("fields", "part"),
     [
-        ({"architectures": ["Eagle3Speculator"]}, "Eagle3Speculator.* is not an EAGLE-3 head"),
-        ({"architectures": ["MistralForCausalLM"]}, "MistralForCausalLM.* is not an EAGLE-3 head"),
+        (
+            {"architectures": ["Eagle3Speculator"]},
+            "Eagle3Speculator.* is not a supported EAGLE-3 head",
+        ),
+        (
+            {"architectures": ["MistralForCausalLM"]},
+            "MistralForCausalLM.* is not a supported EAGLE-3 head",
+        ),
         ({"num_hidden_layers": 2}, "num_hidden_layers is 2; an EAGLE-3 head must have 1"),
         ({"model_type": "deepseek_v3"}, "model_type is 'deepseek_v3'; .* must have 'llama'"),
         ({"hidden_size": 128}, "hidden_size is 128, and the model's is 256"),

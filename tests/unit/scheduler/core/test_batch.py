@@ -186,9 +186,9 @@ def test_tokens_of_predictions_are_counted_up_to_the_end_of_an_output() -> None:
 
 def test_a_worker_that_speculates_gets_salt_and_prediction() -> None:
     batch = new_batch()
-    guessed = sequence(3, 10)
-    guessed.cache_salt, guessed.prediction = "a tenant", np.array([4, 5], np.int32)
-    admit(batch, guessed)
+    predicted = sequence(3, 10)
+    predicted.cache_salt, predicted.prediction = "a tenant", np.array([4, 5], np.int32)
+    admit(batch, predicted)
     plan = batch.plan()
     assert plan is not None
     (start,) = encode_step(plan, drafts=True).starts

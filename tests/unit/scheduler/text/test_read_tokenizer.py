@@ -59,7 +59,9 @@ def test_ids_that_the_model_does_not_have_are_refused(tmp_path: Path) -> None:
     message = pb.GenerateRequest(prompt="Grüße")
     tokens = tokenize_request(message, tokenizer, ModelLimits(100, 100, largest + 1))
     assert tokens.prompt.max() == largest
-    with pytest.raises(RequestError, match=f"the id {largest}, outside .* needs the model's own"):
+    with pytest.raises(
+        RequestError, match=f"the id {largest}, which is outside .* needs the model's own"
+    ):
         tokenize_request(message, tokenizer, ModelLimits(100, 100, largest))
 
 

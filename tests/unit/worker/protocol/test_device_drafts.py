@@ -201,7 +201,7 @@ def test_drafts_that_are_wrong_end_and_come_back_once_they_would_be_right() -> N
     for _ in range(12):
         plan = worker.step().plan
         drafts.append(plan.num_drafts)
-        if plan.drafts is None:  # its guess was not computed, and was right
+        if plan.drafts is None:  # its draft was not computed, and was right
             worker.slots.take(plan, np.zeros(1, np.int32), None, np.array([True]))
         else:
             worker.answer(plan, [1 + plan.num_drafts])

@@ -121,7 +121,7 @@ def _check_field(key: str, value: Any, wanted: Mapping[str, Any], of: str = "") 
 def _check_equal(raw: Mapping[str, Any], key: str, wanted: int) -> None:
     if raw.get(key) != wanted:
         raise SetupError(
-            f"config.json: {key} is {raw.get(key)!r}, and the model's is {wanted}; a head guesses "
+            f"config.json: {key} is {raw.get(key)!r}, and the model's is {wanted}; a head drafts "
             "for the model alone that it was trained with"
         )
 

@@ -1,9 +1,9 @@
 """The first and the last operations of a decode step whose rows may be drafts.
 
 A sequence has one row or several in such a step. The first row computes the sequence's last token.
-The other rows compute guesses of the next tokens, one position each. `TokenHistory` has the data
-that the host does not have yet when it queues the step: positions, guesses, and the tokens that
-guesses come from. These tokens are the sequence's own, its prediction (the client's guess of the
+The other rows compute drafts of the next tokens, one position each. `TokenHistory` has the data
+that the host does not have yet when it queues the step: positions, drafts, and the tokens that
+drafts come from. These tokens are the sequence's own, its prediction (the client's guess of the
 whole output), and recent outputs of the same cache salt.
 """
 
@@ -25,8 +25,8 @@ SLOTS, PLACES, OFFSETS = range(3)
 TOKENS, COUNTS, DRAFTED, RIGHT, DRAFTERS = range(5)
 NUM_RESULTS = 5
 
-# The source of guesses: the sequence's own tokens, its prediction, a draft model, or recent
-# outputs. The draft model guesses only where no other source does.
+# The source of drafts: the sequence's own tokens, its prediction, a draft model, or recent
+# outputs. The draft model drafts only where no other source does.
 SUFFIX, PREDICTION, MODEL, RECENT = range(4)
 
 # Columns of `TokenHistory.predictions`.
@@ -48,7 +48,7 @@ ENDED = -2
 
 @dataclass(frozen=True, slots=True)
 class TokenHistory:
-    """The tokens of all sequences, and guesses of their next ones. All int32, one row a slot.
+    """The tokens of all sequences, and drafts of their next ones. All int32, one row a slot.
 
     The last slot is padding: its limit is 0, so steps compute none of its rows.
 
@@ -58,9 +58,9 @@ class TokenHistory:
             tokens need the place.
         positions: `[slots]`, the position of the last known token, which the next step computes.
         limits: `[slots]`, the position of the last token that the sequence may get.
-        guesses: `[slots, most]`, the guesses of the next tokens.
-        guessed: `[slots]`, the number of guesses.
-        drafters: `[slots]`, the source of the guesses.
+        drafts: `[slots, most]`, the drafts of the next tokens.
+        num_drafts: `[slots]`, the number of drafts.
+        drafters: `[slots]`, the source of the drafts.
         predictions: `[slots, 4]`: the number of tokens of the prediction, 0 for none; the place of
             the output's next token in it, or OUT_OF_STEP; the place where the output last left it;
             and the number of right tokens in a row before the place of the next one.
@@ -68,14 +68,14 @@ class TokenHistory:
             `first`. A negative token follows each output, and is in column `first - 1`.
         first: a multiple of 4, so that the known tokens are aligned.
         min_match: at least this many of the last tokens must have occurred before. With fewer,
-            there are no guesses from them.
+            there are no drafts from them.
     """
 
     rows: Tensor
     positions: Tensor
     limits: Tensor
-    guesses: Tensor
-    guessed: Tensor
+    drafts: Tensor
+    num_drafts: Tensor
     drafters: Tensor
     predictions: Tensor
     num_recent: Tensor
@@ -94,7 +94,7 @@ class TokenHistory:
             slots, places, offsets: `[rows]` int32, as in the inputs of `begin_drafted`.
         """
         positions = self.positions[slots] + places
-        computed = (positions < self.limits[slots]) & (places <= self.guessed[slots])
+        computed = (positions < self.limits[slots]) & (places <= self.num_drafts[slots])
         return LocatedRows(
             slots=torch.where(computed, slots, len(self.positions) - 1),
             positions=positions * computed,
@@ -125,8 +125,8 @@ class DraftOps(Protocol):
         """Append blocks to block tables, place the rows and embed their tokens.
 
         The row of place 0 computes the last token of its sequence, if the sequence may get another
-        token. The row of place `i` computes guess `i - 1`, `i` positions later, if there is such a
-        guess and the sequence may also get the token after it.
+        token. The row of place `i` computes draft `i - 1`, `i` positions later, if there is such a
+        draft and the sequence may also get the token after it.
 
         Args:
             inputs: `[6, rows]` int32: the slot of each row, its place among the rows of its
@@ -151,22 +151,22 @@ class DraftOps(Protocol):
         last_tokens: Tensor,
         adjustments: Adjustments | None = None,
     ) -> Tensor:
-        """Keep the tokens of each sequence and guess its next ones.
+        """Keep the tokens of each sequence and draft its next ones.
 
         A sequence gets the token of its first row. It also gets the token of each following row, as
-        long as the row's guess is the token drawn before it and its `hidden` is finite.
+        long as the row's draft is the token drawn before it and its `hidden` is finite.
 
-        If the output is in step with the prediction, the guesses are the prediction's next tokens.
+        If the output is in step with the prediction, the drafts are the prediction's next tokens.
         After an edit the output is in step again at the place after the longest match of its last
         tokens. A match has SURE_MATCH tokens or more; one token is enough if the place is 1 to
         NEAR_EDIT tokens after the place of the edit. Of equally long matches, the first one after
         the place of the edit counts, or else the last one.
 
-        Otherwise the guesses are the tokens that followed an earlier occurrence of the last tokens:
+        Otherwise the drafts are the tokens that followed an earlier occurrence of the last tokens:
         the longest one, and the latest of equally long ones. At most LONGEST_MATCH tokens are
-        compared. If fewer than `history.min_match` are equal, there are no guesses. Recent outputs
+        compared. If fewer than `history.min_match` are equal, there are no drafts. Recent outputs
         count as earlier than the known tokens. An occurrence at the end of an output does not
-        count. If fewer than `most` known tokens followed, they repeat. Guesses from a recent output
+        count. If fewer than `most` known tokens followed, they repeat. Drafts from a recent output
         end with that output.
 
         Args:
@@ -181,8 +181,8 @@ class DraftOps(Protocol):
 
         Returns:
             `[5, rows]` int32. All rows have the token. Rows of place 0 also have the number of
-            tokens that the sequence got, 1 if it failed or had ended; the number of its guesses
-            that were computed; whether its first guess, computed or not, was its next token; and
-            the source of these guesses. A row of place 0 has the token FAILED if `hidden` is not
+            tokens that the sequence got, 1 if it failed or had ended; the number of its drafts
+            that were computed; whether its first draft, computed or not, was its next token; and
+            the source of these drafts. A row of place 0 has the token FAILED if `hidden` is not
             finite, and ENDED if the row was not computed.
         """

@@ -37,9 +37,9 @@ def begin_drafted(
     block_tables[inputs[WRITE_SLOTS], inputs[WRITE_COLUMNS]] = inputs[WRITE_BLOCKS]
     slots, places = inputs[SLOTS], inputs[PLACES]
     last = history.tokens[slots, history.positions[slots]]
-    guesses = history.guesses[slots, (places - 1).clamp(min=0)]
+    drafts = history.drafts[slots, (places - 1).clamp(min=0)]
     rows = history.locate(slots, places, inputs[OFFSETS])
-    tokens = torch.where(places == 0, last, guesses) * (rows.lengths > 0)
+    tokens = torch.where(places == 0, last, drafts) * (rows.lengths > 0)
     return embedding[tokens], rows
 
 
@@ -56,7 +56,7 @@ def end_drafted(
     out[TOKENS] = tokens
     finite = torch.isfinite(hidden).all(dim=-1).tolist()
     drawn, of, at = tokens.tolist(), slots.tolist(), places.tolist()
-    padding, most = len(history.positions) - 1, history.guesses.shape[1]
+    padding, most = len(history.positions) - 1, history.drafts.shape[1]
     for row in [row for row, place in enumerate(at) if place == 0]:
         slot = of[row]
         out[COUNTS, row] = 1
@@ -69,15 +69,15 @@ def end_drafted(
             if of[following] != slot or at[following] != computed + 1:
                 break
             computed += 1
-        guesses = history.guesses[slot].tolist()
-        right = history.guessed[slot] > 0 and guesses[0] == drawn[row] and finite[row]
+        drafts = history.drafts[slot].tolist()
+        right = history.num_drafts[slot] > 0 and drafts[0] == drawn[row] and finite[row]
         out[DRAFTED, row], out[RIGHT, row] = computed, int(right)
         out[DRAFTERS, row] = history.drafters[slot]
         count = 1
         while (
             finite[row]
             and count <= computed
-            and guesses[count - 1] == drawn[row + count - 1]
+            and drafts[count - 1] == drawn[row + count - 1]
             and finite[row + count]
         ):
             count += 1
@@ -91,17 +91,17 @@ def end_drafted(
             out[TOKENS, row] = FAILED
         elif adjustments is not None:
             count_tokens(tokens[row : row + 1], slots[row : row + 1], adjustments)
-        if not _guess_from_prediction(history, slot, kept):
-            _guess_from_tokens(history, slot)
+        if not _draft_from_prediction(history, slot, kept):
+            _draft_from_tokens(history, slot)
     return out
 
 
-def _guess_from_tokens(history: TokenHistory, slot: int) -> None:
-    """Guess the next tokens of one sequence from its tokens and from recent outputs."""
+def _draft_from_tokens(history: TokenHistory, slot: int) -> None:
+    """Draft the next tokens of one sequence from its tokens and from recent outputs."""
     recent, length = int(history.num_recent[slot]), int(history.positions[slot]) + 1
     row = history.rows[slot, history.first - recent : history.first + length]
-    most = history.guesses.shape[1]
-    history.guessed[slot], history.drafters[slot] = 0, SUFFIX
+    most = history.drafts.shape[1]
+    history.num_drafts[slot], history.drafters[slot] = 0, SUFFIX
     matched = _matched(row[:-1], row[recent:]) * (row[1:] >= 0)
     if len(row) < 2 or matched.max() < history.min_match:
         return
@@ -109,18 +109,18 @@ def _guess_from_tokens(history: TokenHistory, slot: int) -> None:
     followed = row[begin + torch.arange(most, device=row.device) % (len(row) - begin)]
     ends = (followed < 0).nonzero()
     count = int(ends[0]) if len(ends) else most
-    history.guesses[slot, :count] = followed[:count]
-    history.guessed[slot] = count
+    history.drafts[slot, :count] = followed[:count]
+    history.num_drafts[slot] = count
     history.drafters[slot] = RECENT if begin < recent else SUFFIX
 
 
-def _guess_from_prediction(history: TokenHistory, slot: int, kept: Tensor) -> bool:
-    """Guess the next tokens of one sequence from its prediction; return False without guesses.
+def _draft_from_prediction(history: TokenHistory, slot: int, kept: Tensor) -> bool:
+    """Draft the next tokens of one sequence from its prediction; return False without drafts.
 
     `kept [n]` are the tokens that the step has added.
     """
     known = history.tokens[slot, : int(history.positions[slot]) + 1]
-    most, width = history.guesses.shape[1], history.tokens.shape[1]
+    most, width = history.drafts.shape[1], history.tokens.shape[1]
     predicted, reached, edit, run = history.predictions[slot].tolist()
     if len(known) > width - predicted:
         predicted = 0  # the sequence needs the place
@@ -139,9 +139,9 @@ def _guess_from_prediction(history: TokenHistory, slot: int, kept: Tensor) -> bo
     history.predictions[slot] = torch.tensor([predicted, reached, edit, run])
     if not predicted or not 0 <= reached < predicted:
         return False
-    guesses = prediction[reached : reached + most]
-    history.guesses[slot, : len(guesses)] = guesses
-    history.guessed[slot], history.drafters[slot] = len(guesses), PREDICTION
+    drafts = prediction[reached : reached + most]
+    history.drafts[slot, : len(drafts)] = drafts
+    history.num_drafts[slot], history.drafters[slot] = len(drafts), PREDICTION
     return True
 
 

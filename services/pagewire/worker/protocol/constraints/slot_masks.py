@@ -205,7 +205,8 @@ class StepMasks:
     def forced(self) -> dict[int, list[int]]:
         """The forced next tokens, by slot, of rows whose grammars force a text.
 
-        They are guesses: the same text may have other tokens. Waits for the tokens before them.
+        They may be wrong, because the same text may have other tokens. Waits for the tokens before
+        them.
         """
         return self.owner.forced(self)
 

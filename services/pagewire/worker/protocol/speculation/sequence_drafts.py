@@ -26,7 +26,7 @@ PUBLISHED = 64
 LIKELY_RIGHT = 0.9
 
 NO_DRAFTS = np.empty(0, np.int32)
-# In place of a token that the device will guess.
+# In place of a token that the device will draft.
 FROM_DEVICE = -2
 NO_DRAFTER = int(pb.DRAFTER_UNSPECIFIED)
 
@@ -87,16 +87,16 @@ class SequenceDrafts:
 
         `forced` are the tokens of the text that the grammar forces.
         """
-        guess = self._guess(rows, most)
+        draft = self._unforced(rows, most)
         if forced and (length := self._grammar_length.next(rows)):
             tokens = np.array(forced[: max(0, min(length, most))], np.int32)
-            agree = np.array_equal(guess[: len(tokens)], tokens)
-            if not agree or len(guess) <= len(tokens):
+            agree = np.array_equal(draft[: len(tokens)], tokens)
+            if not agree or len(draft) <= len(tokens):
                 return self._made(pb.DRAFTER_GRAMMAR, tokens)
-        return guess
+        return draft
 
-    def _guess(self, rows: int, most: int) -> Int32Array:
-        """The drafts of the drafters that guess."""
+    def _unforced(self, rows: int, most: int) -> Int32Array:
+        """The drafts of all drafters but the grammar."""
         if self._prediction is not None and self._prediction.ready:
             length = self._prediction_length.next(rows)
             if length:

@@ -28,7 +28,7 @@ TRIED_BEFORE = 2.0
 RIGHT_BEFORE, PREDICTED_BEFORE = 0.5, 0.9
 # With more than `FEW_SEQUENCES`, a choice of drafts holds for this many further steps.
 STEPS_UNCHANGED = 8
-# A draft model guesses nothing in steps without drafts. After this many such steps, one step has a
+# A draft model drafts nothing in steps without drafts. After this many such steps, one step has a
 # draft for each sequence.
 UNTRIED_STEPS = 32
 
@@ -40,9 +40,9 @@ class _Result:
     slots: Int32Array  # [sequences]
     more: Int32Array  # [sequences], tokens after the first
     drafted: Int32Array  # [sequences], rows of drafts
-    # [sequences], whether the first guess was right; each has a guess even if no row checked it.
+    # [sequences], whether the first draft was right; each has a draft even if no row checked it.
     right: NDArray[np.bool_]
-    judged: bool  # whether each sequence had a guess
+    judged: bool  # whether each sequence had a draft
     token_slots: Int32Array  # [tokens]
     tokens: Int32Array  # [tokens]
 
@@ -154,7 +154,7 @@ class DeviceDrafts:
         firsts = first_rows(plan)
         drafted = np.diff(firsts, append=len(plan.sample_slots)).astype(np.int32) - 1
         more = np.zeros(len(firsts), np.int32) if taken is None else taken_counts(plan, taken) - 1
-        # There are no guesses before the first token.
+        # There are no drafts before the first token.
         decoded = np.flatnonzero(firsts < plan.num_decodes)
         slots = plan.sample_slots[firsts[decoded]]
         judged = not self._model or bool(drafted.any())

@@ -51,9 +51,9 @@ def start_fault(start: Start, limits: Limits) -> str | None:
         return block_fault(start.copied_block, limits)
     if start.copied_block and start.num_computed % limits.block_size == 0:
         return f"copied_block is set, and num_computed {start.num_computed} is at a block's start"
-    guess = start.prediction
-    if len(guess) and (guess.min() < 0 or guess.max() >= limits.vocab_size):
-        wrong = guess[(guess < 0) | (guess >= limits.vocab_size)][0]
+    prediction = start.prediction
+    if len(prediction) and (prediction.min() < 0 or prediction.max() >= limits.vocab_size):
+        wrong = prediction[(prediction < 0) | (prediction >= limits.vocab_size)][0]
         return f"token id {wrong} of the prediction is not in the vocabulary of {limits.vocab_size}"
     if limits.forced is not None and start.forced is None:
         return (

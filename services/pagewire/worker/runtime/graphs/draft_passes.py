@@ -1,6 +1,6 @@
-"""A drafter with captured steps: its passes run before a step and guess the step's drafts.
+"""A drafter with captured steps: its passes run before a step and make the step's drafts.
 
-A pass computes one token of each sequence and guesses the next one. There is one graph for each
+A pass computes one token of each sequence and drafts the next one. There is one graph for each
 number of sequences and kind of pass. A replay changes the graph's inputs to those of the next pass.
 
 Invariant: after each step, every block has the drafter's KV of the same positions as the target's
@@ -51,8 +51,8 @@ Capture = Callable[[Callable[[], Tensor]], tuple[torch.cuda.CUDAGraph, Tensor]]
 class PassKind:
     """A kind of pass that graphs are captured for."""
 
-    filtered: bool | None  # whether any row is filtered; None: it writes KV and guesses nothing
-    first: bool = False  # whether the state that it guesses from is known already
+    filtered: bool | None  # whether any row is filtered; None: it writes KV and drafts nothing
+    first: bool = False  # whether the state that it drafts from is known already
 
 
 class DraftPasses(ABC):
@@ -166,7 +166,7 @@ class DraftPasses(ABC):
             indexed: the same for torch's operations, whose indices must be valid then, too.
 
         Returns:
-            The input of `_compute_logits`, `[rows, hidden]`; None for a pass that guesses nothing.
+            The input of `_compute_logits`, `[rows, hidden]`; None for a pass that drafts nothing.
         """
 
     @abstractmethod
@@ -219,7 +219,7 @@ class DraftPasses(ABC):
         drawn = ops.sample(logits, state, kind.filtered)
         # Logits that are not finite may lead to a token outside the vocabulary.
         drawn = torch.where(hidden.isfinite().all(-1), drawn, 0)
-        keep_guesses(self._history, indexed, inputs[PLACES], drawn)
+        keep_drafts(self._history, indexed, inputs[PLACES], drawn)
         inputs[PLACES].add_(1)
         ended = inputs[PLACES] > inputs[LASTS]
         inputs[SLOTS].masked_fill_(ended, self._padding_slot)
@@ -229,10 +229,10 @@ class DraftPasses(ABC):
 class ModelPasses(DraftPasses):
     """Passes of a draft model, whose KV of a position is that of the token at this position.
 
-    Pass 0 computes the last token, pass j the guess of pass j - 1. If k is the most drafts of a
+    Pass 0 computes the last token, pass j the draft of pass j - 1. If k is the most drafts of a
     sequence in a step, k + 1 passes run before the step. The last one writes KV only. So the passes
-    write the KV of the last token and of the guesses, which the step computes. If another drafter
-    has made the guesses, passes compute them and guess nothing. Steps with prompts write the KV of
+    write the KV of the last token and of the drafts, which the step computes. If another drafter
+    has made the drafts, passes compute them and draft nothing. Steps with prompts write the KV of
     all their tokens.
     """
 
@@ -279,20 +279,20 @@ class ModelPasses(DraftPasses):
         return self._decoder.logits(hidden, out=out)
 
 
-def keep_guesses(history: TokenHistory, rows: LocatedRows, places: Tensor, drawn: Tensor) -> None:
-    """Keeps the guesses of sequences for which no other drafter has guessed.
+def keep_drafts(history: TokenHistory, rows: LocatedRows, places: Tensor, drawn: Tensor) -> None:
+    """Keeps the drafts of sequences for which no other drafter has drafted.
 
     Args:
         history: written in place.
         rows: the rows, one of each sequence. Padding rows keep nothing.
         places: `[rows]` int32, the place of each row; the last token has place 0.
-        drawn: `[rows]` int32, the guesses of the tokens after the rows.
+        drawn: `[rows]` int32, the drafts of the tokens after the rows.
     """
-    slots, most = rows.slots, history.guesses.shape[1]
-    own = (history.guessed[slots] == places) & (rows.lengths > 0)
+    slots, most = rows.slots, history.drafts.shape[1]
+    own = (history.num_drafts[slots] == places) & (rows.lengths > 0)
     own &= (places == 0) | (history.drafters[slots] == MODEL)
     # All rows of the padding slot write back its present values.
     at = (slots, places.clamp(max=most - 1))
-    history.guesses[at] = torch.where(own, drawn, history.guesses[at])
-    history.guessed[slots] += own
+    history.drafts[at] = torch.where(own, drawn, history.drafts[at])
+    history.num_drafts[slots] += own
     history.drafters[slots] = history.drafters[slots].masked_fill(own, MODEL)

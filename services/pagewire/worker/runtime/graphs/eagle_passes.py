@@ -24,8 +24,8 @@ from pagewire.worker.runtime.graphs.draft_passes import (
 class EaglePasses(DraftPasses):
     """Passes of a head, whose KV of a position is that of the target's state and the next token.
 
-    The head's output at the end of each sequence is kept by slot. Pass 0 guesses from this output
-    and runs no layer. Pass j computes the guess of pass j - 1 at the position before it, with the
+    The head's output at the end of each sequence is kept by slot. Pass 0 drafts from this output
+    and runs no layer. Pass j computes the draft of pass j - 1 at the position before it, with the
     kept output, and keeps its own output. So k drafts take k passes, and a step without drafts
     takes none.
 
@@ -57,7 +57,7 @@ class EaglePasses(DraftPasses):
         self.layers = head.inputs
         self._logits.fill_(-torch.inf)
         embedding, hidden = head.decoder.weights.embedding, head.config.hidden_size
-        # [slots + 1, hidden], with the padding slot; before a step, outputs of its guesses.
+        # [slots + 1, hidden], with the padding slot; before a step, outputs of its drafts.
         self._outputs = embedding.new_zeros(limits.num_slots + 1, hidden)
         # The fused states of the tokens of a body, until its head has run.
         self._of_body = embedding.new_zeros(limits.max_num_batched_tokens, hidden)

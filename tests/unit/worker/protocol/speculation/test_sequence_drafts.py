@@ -98,7 +98,7 @@ def test_a_draft_model_drafts_where_no_other_drafter_does() -> None:
     assert made.draft(1, 1).tolist() == [FROM_DEVICE]
     assert made.drafter == pb.DRAFTER_DRAFT_MODEL
     assert made.draft(1, 0).tolist() == []
-    # Its guesses are not tokens yet, so a text that a grammar forces has precedence.
+    # Its drafts are not tokens yet, so a text that a grammar forces has precedence.
     assert made.draft(1, MOST, [9, 8]).tolist() == [9, 8]
     assert made.drafter == pb.DRAFTER_GRAMMAR
 

@@ -1,4 +1,4 @@
-"""Passes of draft models and heads: the guesses that they keep, and their indices."""
+"""Passes of draft models and heads: the drafts that they keep, and their indices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pagewire.worker.ops.contract.drafts import (
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.runtime.device_drafts import token_history
 from pagewire.worker.runtime.graphs import draft_passes
-from pagewire.worker.runtime.graphs.draft_passes import ModelPasses, keep_guesses
+from pagewire.worker.runtime.graphs.draft_passes import ModelPasses, keep_drafts
 from pagewire.worker.runtime.graphs.eagle_passes import EaglePasses
 
 LIMITS = Limits(
@@ -49,20 +49,20 @@ def rows(*slots: int) -> LocatedRows:
     return LocatedRows(ints(*slots), lengths, lengths, lengths)
 
 
-def test_a_model_guesses_where_no_other_drafter_has(history: TokenHistory) -> None:
-    history.guesses[1], history.guessed[1] = ints(7, 8, 9), 3
-    history.guesses[2, :2], history.guessed[2], history.drafters[2] = ints(5, 6), 2, PREDICTION
+def test_a_model_drafts_where_no_other_drafter_has(history: TokenHistory) -> None:
+    history.drafts[1], history.num_drafts[1] = ints(7, 8, 9), 3
+    history.drafts[2, :2], history.num_drafts[2], history.drafters[2] = ints(5, 6), 2, PREDICTION
     for place, drawn in enumerate((ints(40, 41, 42, 43), ints(50, 51, 52, 53), ints(*[60] * 4))):
         given = rows(0, 1, 2, PADDING)
-        keep_guesses(history, given, torch.full_like(drawn, place), drawn)
-    assert history.guesses[:3].tolist() == [[40, 50, 60], [7, 8, 9], [5, 6, 0]]
-    assert history.guessed.tolist() == [3, 3, 2, 0, 0]
+        keep_drafts(history, given, torch.full_like(drawn, place), drawn)
+    assert history.drafts[:3].tolist() == [[40, 50, 60], [7, 8, 9], [5, 6, 0]]
+    assert history.num_drafts.tolist() == [3, 3, 2, 0, 0]
     assert history.drafters[:3].tolist() == [MODEL, SUFFIX, PREDICTION]
 
 
-def test_a_pass_that_has_skipped_a_place_guesses_nothing(history: TokenHistory) -> None:
-    keep_guesses(history, rows(0), ints(1), ints(40))
-    assert history.guessed[0] == 0
+def test_a_pass_that_has_skipped_a_place_drafts_nothing(history: TokenHistory) -> None:
+    keep_drafts(history, rows(0), ints(1), ints(40))
+    assert history.num_drafts[0] == 0
 
 
 def test_passes_need_no_values_of_kernels(
@@ -98,7 +98,7 @@ def test_passes_need_no_values_of_kernels(
     cache: Any = None
     passes = ModelPasses(decoder, cache, slots, LIMITS, [1, 2, 4])
     assert len([run() for run in passes.runs()]) == 9
-    assert history.guessed.tolist() == [0] * 5
+    assert history.num_drafts.tolist() == [0] * 5
     head: Any = SimpleNamespace(
         decoder=decoder,
         config=SimpleNamespace(hidden_size=8),
@@ -112,4 +112,4 @@ def test_passes_need_no_values_of_kernels(
     of_head.after_head(located(16), torch.arange(16))
     of_head._results.fill_(undefined)
     assert len([run() for run in of_head.runs()]) == 12 + 5
-    assert history.guessed.tolist() == [0] * 5
+    assert history.num_drafts.tolist() == [0] * 5

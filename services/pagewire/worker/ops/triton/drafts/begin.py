@@ -34,8 +34,8 @@ def begin_drafted(
         history.tokens,
         history.positions,
         history.limits,
-        history.guesses,
-        history.guessed,
+        history.drafts,
+        history.num_drafts,
         block_tables,
         tokens,
         located.slots,
@@ -46,7 +46,7 @@ def begin_drafted(
         len(block_tables) - 1,
         history.rows.stride(0),
         block_tables.stride(0),
-        MOST=history.guesses.shape[1],
+        MOST=history.drafts.shape[1],
         ROWS=ROWS,
     )
     _embed_kernel[(rows,)](
@@ -65,8 +65,8 @@ def _locate_kernel(
     history_ptr,  # [slots, width], at position 0 of rows of `history_stride`
     positions_ptr,  # [slots]
     limits_ptr,  # [slots]
-    guesses_ptr,  # [slots, MOST]
-    guessed_ptr,  # [slots]
+    drafts_ptr,  # [slots, MOST]
+    num_drafts_ptr,  # [slots]
     tables_ptr,  # [slots, table_stride]
     tokens_ptr,  # [rows], like the next four
     slots_ptr,
@@ -96,11 +96,11 @@ def _locate_kernel(
     last = tl.load(positions_ptr + slot)
     position = last + place
     computed = position < tl.load(limits_ptr + slot)
-    computed = computed & (place <= tl.load(guessed_ptr + slot))
+    computed = computed & (place <= tl.load(num_drafts_ptr + slot))
     known = tl.load(history_ptr + slot.to(tl.int64) * history_stride + last)
     drafted = computed & (place > 0)
-    guess = tl.load(guesses_ptr + slot * MOST + place - 1, mask=drafted, other=0)
-    token = tl.where(place == 0, known, guess)
+    draft = tl.load(drafts_ptr + slot * MOST + place - 1, mask=drafted, other=0)
+    token = tl.where(place == 0, known, draft)
     tl.store(tokens_ptr + row, tl.where(computed, token, 0), mask=here)
     tl.store(slots_ptr + row, tl.where(computed, slot, padding_slot), mask=here)
     tl.store(row_positions_ptr + row, tl.where(computed, position, 0), mask=here)

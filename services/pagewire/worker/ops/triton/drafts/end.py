@@ -1,7 +1,7 @@
 """The kernel at the end of a decode step whose rows may be drafts.
 
 A program stores the new tokens of one sequence, then searches the sequence's history for its last
-tokens. So guesses are made where the tokens are, one step ahead of the rows that compute them, and
+tokens. So drafts are made where the tokens are, one step ahead of the rows that compute them, and
 without another launch. The search reads tile after tile: first recent outputs, at negative places
 of a history, then known tokens. Few tiles contain three matching tokens in a row; each other tile
 costs four loads. While an output is in step with its prediction, there is no search.
@@ -47,7 +47,7 @@ def end_drafted(
     last_tokens: Tensor,
     adjustments: Adjustments | None = None,
 ) -> Tensor:
-    rows, most = len(tokens), history.guesses.shape[1]
+    rows, most = len(tokens), history.drafts.shape[1]
     assert history.predictions.is_contiguous()
     assert history.first % ALIGNMENT == 0
     out = tokens.new_empty((contract.NUM_RESULTS, rows))
@@ -58,8 +58,8 @@ def end_drafted(
         places,
         history.tokens,
         history.positions,
-        history.guesses,
-        history.guessed,
+        history.drafts,
+        history.num_drafts,
         history.drafters,
         history.predictions,
         history.num_recent,
@@ -96,8 +96,8 @@ def _end_kernel(
     places_ptr,  # [rows]
     history_ptr,  # [slots, width], at position 0 of rows of `history_stride`
     positions_ptr,  # [slots]
-    guesses_ptr,  # [slots, MOST]
-    guessed_ptr,  # [slots]
+    drafts_ptr,  # [slots, MOST]
+    num_drafts_ptr,  # [slots]
     drafters_ptr,  # [slots]
     predictions_ptr,  # [slots, 4]
     num_recent_ptr,  # [slots]
@@ -118,7 +118,7 @@ def _end_kernel(
     MIN_MATCH: tl.constexpr,
     ADJUSTED: tl.constexpr,
 ):
-    """Store the tokens of a sequence, and guess its next tokens.
+    """Store the tokens of a sequence, and draft its next tokens.
 
     The program of a sequence's first row does both. Programs of other rows only write their token.
     The grid is `[rows]`.
@@ -137,7 +137,7 @@ def _end_kernel(
         tl.store(out_ptr + 4 * rows + row, 0)
     else:
         last = tl.load(positions_ptr + slot)
-        guessed = tl.load(guessed_ptr + slot)
+        num_drafts = tl.load(num_drafts_ptr + slot)
         predicted = tl.load(predictions_ptr + slot * 4)
         reached = tl.load(predictions_ptr + slot * 4 + 1)
         edit = tl.load(predictions_ptr + slot * 4 + 2)
@@ -149,8 +149,8 @@ def _end_kernel(
         drawn = tl.load(tokens_ptr + row + lane, mask=own, other=0)
         before = own & (lane > 0)
         previous = tl.load(tokens_ptr + row + lane - 1, mask=before, other=0)
-        guess = tl.load(guesses_ptr + slot * MOST + lane - 1, mask=before, other=-1)
-        right = own & ((lane == 0) | (guess == previous))
+        draft = tl.load(drafts_ptr + slot * MOST + lane - 1, mask=before, other=-1)
+        right = own & ((lane == 0) | (draft == previous))
         count = tl.min(tl.where(right, LANES, lane))
         columns = tl.arange(0, BLOCK)
         kept = count
@@ -164,8 +164,8 @@ def _end_kernel(
         count = tl.maximum(kept, 1)
         drawn = tl.where(failed, 0, drawn)
         newest = tl.sum(tl.where(lane == count - 1, drawn, 0))
-        first = tl.load(guesses_ptr + slot * MOST)
-        hit = (guessed > 0) & (first == token) & (kept > 0)
+        first = tl.load(drafts_ptr + slot * MOST)
+        hit = (num_drafts > 0) & (first == token) & (kept > 0)
         tl.store(out_ptr + row, tl.where(failed, -1, token))
         tl.store(out_ptr + rows + row, count)
         tl.store(out_ptr + 2 * rows + row, tl.sum(before.to(tl.int32)))
@@ -177,26 +177,26 @@ def _end_kernel(
         tl.store(last_tokens_ptr + slot, newest)
         if ADJUSTED and kept > 0:
             count_token(token, slot, kinds_ptr, counts_ptr, counts_stride)
-        # After the barrier, the search reads these tokens and overwrites guesses and states.
+        # After the barrier, the search reads these tokens and overwrites drafts and states.
         tl.debug_barrier()
         length = last + count + 1
         drafter = predicted * 0 + _SUFFIX
         if predicted > 0:
-            drafter = _guess_from_prediction(
+            drafter = _draft_from_prediction(
                 history, width, length, drawn, count, predicted, reached, edit, run,
-                predictions_ptr + slot * 4, guesses_ptr + slot * MOST, guessed_ptr + slot,
+                predictions_ptr + slot * 4, drafts_ptr + slot * MOST, num_drafts_ptr + slot,
                 MOST, LANES, TILE,
             )  # fmt: skip
         if drafter == _SUFFIX:
-            drafter = _guess_from_tokens(
-                history, length, tl.load(num_recent_ptr + slot), guesses_ptr + slot * MOST,
-                guessed_ptr + slot, MOST, LANES, TILE, MIN_MATCH,
+            drafter = _draft_from_tokens(
+                history, length, tl.load(num_recent_ptr + slot), drafts_ptr + slot * MOST,
+                num_drafts_ptr + slot, MOST, LANES, TILE, MIN_MATCH,
             )  # fmt: skip
         tl.store(drafters_ptr + slot, drafter)
 
 
 @triton.jit
-def _guess_from_prediction(
+def _draft_from_prediction(
     history,
     width,  # of a history
     length,  # known tokens
@@ -207,13 +207,13 @@ def _guess_from_prediction(
     edit,
     run,
     state,  # of the prediction
-    guesses,
-    guessed,
+    drafts,
+    num_drafts,
     MOST: tl.constexpr,
     LANES: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Guess the next tokens of the prediction; return _PREDICTION, or _SUFFIX if there are none."""
+    """Draft the next tokens of the prediction; return _PREDICTION, or _SUFFIX if there are none."""
     predicted = tl.where(length > width - predicted, 0, predicted)
     prediction = history + width - predicted
     lane = tl.arange(0, LANES)
@@ -233,9 +233,9 @@ def _guess_from_prediction(
     tl.store(state + 3, run)
     found = (predicted > 0) & (reached != _OUT_OF_STEP) & (reached < predicted)
     left = tl.where(found, tl.minimum(predicted - reached, MOST), 0)
-    guess = tl.load(prediction + reached + lane, mask=lane < left, other=0)
-    tl.store(guesses + lane, guess, mask=lane < left)
-    tl.store(guessed, left)
+    draft = tl.load(prediction + reached + lane, mask=lane < left, other=0)
+    tl.store(drafts + lane, draft, mask=lane < left)
+    tl.store(num_drafts, left)
     return tl.where(found, _PREDICTION, _SUFFIX)
 
 
@@ -293,18 +293,18 @@ def _matched(tokens, begin, end, held, history, length, newest, second, third):
 
 
 @triton.jit
-def _guess_from_tokens(
+def _draft_from_tokens(
     history,
     length,  # known tokens
     recent,  # tokens of recent outputs before them
-    guesses,
-    guessed,
+    drafts,
+    num_drafts,
     MOST: tl.constexpr,
     LANES: tl.constexpr,
     TILE: tl.constexpr,
     MIN_MATCH: tl.constexpr,
 ):
-    """Guess what followed the latest of the longest earlier occurrences of the last tokens.
+    """Draft what followed the latest of the longest earlier occurrences of the last tokens.
 
     Returns _RECENT if a recent output has that occurrence, else _SUFFIX.
     """
@@ -323,8 +323,8 @@ def _guess_from_tokens(
     lane = tl.arange(0, LANES)
     followed = begin + lane % tl.maximum(length - begin, 1)
     wanted = (key >= MIN_MATCH * (2 * _PLACES)) & (lane < MOST)
-    guess = tl.load(history + followed, mask=wanted, other=_MISSING)
-    count = tl.min(tl.where(guess < 0, lane, MOST))
-    tl.store(guesses + lane, guess, mask=lane < count)
-    tl.store(guessed, count)
+    draft = tl.load(history + followed, mask=wanted, other=_MISSING)
+    count = tl.min(tl.where(draft < 0, lane, MOST))
+    tl.store(drafts + lane, draft, mask=lane < count)
+    tl.store(num_drafts, count)
     return tl.where((count > 0) & (begin < 0), _RECENT, _SUFFIX)

@@ -1,4 +1,4 @@
-"""Compares the guesses of an EAGLE-3 head on the graph backend with the reference's."""
+"""Compares the drafts of an EAGLE-3 head on the graph backend with the reference's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pagewire.worker.runtime.graphs.backend import GraphBackend
 from support.eagle_heads import ReferenceHead
 from support.models.step_driver import LocalWorker, Sequence, StepDriver
 
-Guesses = list[tuple[int, int, list[int]]]  # slot, position of the last token, tokens
+Drafts = list[tuple[int, int, list[int]]]  # slot, position of the last token, tokens
 
 
 def four_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,10 +32,10 @@ def backend_of(worker: LocalWorker) -> GraphBackend:
     return backend
 
 
-async def check_guesses(
+async def check_drafts(
     worker: LocalWorker, reference: ReferenceHead, vocabulary: int, right: int = 0
 ) -> None:
-    """Runs prompts in chunks; compares all guesses and checks that at least `right` are right."""
+    """Runs prompts in chunks; compares all drafts and checks that at least `right` are right."""
     prompts = ([(i * 61 + j * j * 7) % vocabulary for j in range(20 + 9 * i)] for i in range(3))
     ran = [Sequence(prompt, 24, sampling=pb.SlotSampling(top_p=1)) for prompt in prompts]
     made = recorded(backend_of(worker))
@@ -44,31 +44,31 @@ async def check_guesses(
     assert worker.fatal == []
     assert driver.accepted[pb.DRAFTER_DRAFT_MODEL] >= right
     assert len(made) >= 15
-    assert max(len(guesses) for _, _, guesses in made) == 4
+    assert max(len(drafts) for _, _, drafts in made) == 4
     by_slot = {sequence.slot: sequence.tokens + sequence.output for sequence in ran}
-    for slot, position, guesses in made:
+    for slot, position, drafts in made:
         if position < len(by_slot[slot]):  # an ended sequence has no next token
             known = by_slot[slot][: position + 1]
-            assert guesses == reference.guesses(known, len(guesses))
+            assert drafts == reference.drafts(known, len(drafts))
 
 
-def recorded(backend: GraphBackend) -> Guesses:
-    """All guesses that the backend's head makes from now on."""
-    made: Guesses = []
+def recorded(backend: GraphBackend) -> Drafts:
+    """All drafts that the backend's head makes from now on."""
+    made: Drafts = []
     passes, history = backend._passes, backend._slots.history
     assert passes is not None
     assert history is not None
     launch = passes.launch
 
     def recording(plan: DevicePlan, *more: Any) -> None:
-        before = history.guessed.clone()
+        before = history.num_drafts.clone()
         launch(plan, *more)
         for slot in plan.decode_slots[first_rows(plan)].tolist():
-            count = int(history.guessed[slot])
+            count = int(history.num_drafts[slot])
             if count and not before[slot]:
                 assert history.drafters[slot] == MODEL
-                guesses = history.guesses[slot, :count].tolist()
-                made.append((slot, int(history.positions[slot]), guesses))
+                drafts = history.drafts[slot, :count].tolist()
+                made.append((slot, int(history.positions[slot]), drafts))
 
     passes.launch = recording  # type: ignore[method-assign]
     return made
