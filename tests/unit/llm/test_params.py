@@ -35,7 +35,7 @@ def test_what_is_not_given_is_none():
     ("given", "field", "message"),
     [
         ({"temprature": 1}, "temprature", "did you mean temperature"),
-        ({"stream": True}, "stream", "no sampling parameter"),
+        ({"stream": True}, "stream", "not a sampling parameter"),
         ({"temperature": 3.0}, "temperature", "between 0 and 2"),
         ({"temperature": "hot"}, "temperature", "'hot'"),
         ({"top_p": 0}, "top_p", "above 0"),

@@ -101,7 +101,7 @@ def test_a_chat_without_max_tokens_has_no_limit_of_its_own():
     [
         ({"temperature": 0}, "give it in params"),
         ({"add_generation_promt": True}, "did you mean add_generation_prompt"),
-        ({"stream": True}, "no field of a chat"),
+        ({"stream": True}, "not a field of a chat"),
     ],
 )
 def test_an_unknown_field_of_a_chat_is_named(fields, message):

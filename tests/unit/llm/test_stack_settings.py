@@ -27,7 +27,7 @@ def test_given_values_win_over_the_environment(monkeypatch):
     ("given", "error", "message"),
     [
         ({"num_slot": 4}, TypeError, "did you mean num_slots"),
-        ({"grpc_port": 4}, TypeError, "no setting of an LLM"),
+        ({"grpc_port": 4}, TypeError, "not a setting of an LLM"),
         ({"num_slots": 0}, ValueError, "num_slots: 0 is out of range; give 1 to 65536"),
         ({"num_slots": 1.5}, ValueError, "not a whole number"),
         ({"num_slots": None}, ValueError, "num_slots"),
