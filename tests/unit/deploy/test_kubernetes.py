@@ -92,14 +92,33 @@ def test_a_kustomization_has_every_file_of_its_folder(folder: str) -> None:
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on this machine")
 @pytest.mark.parametrize("folder", ["base", "monitoring", "inference-pool"])
 def test_kubectl_builds_it(folder: str) -> None:
-    command = ["kubectl", "kustomize", str(FOLDER / folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    built = list(yaml.safe_load_all(done.stdout))
+    built = built_by_kubectl(folder)
     assert len(built) == len(list(manifests(FOLDER / folder)))
     for manifest in built:
         assert manifest["metadata"]["namespace"] == "pagewire"
         check_by_schema(manifest, VERSIONS[-1])
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on this machine")
+def test_the_example_changes_images_and_model_alone() -> None:
+    base, example = built_by_kubectl("base"), built_by_kubectl("example")
+    for manifest in example:
+        if manifest["kind"] == "ConfigMap":
+            assert manifest["data"]["PAGEWIRE_MODEL"] == "Qwen/Qwen3-0.6B"
+            manifest["data"]["PAGEWIRE_MODEL"] = "embedded"
+        if manifest["kind"] in ("Deployment", "StatefulSet"):
+            container = container_of(manifest)
+            registry, image = container["image"].split("/")
+            assert registry == "registry.example"
+            manifest["spec"]["template"]["spec"]["containers"] = [{**container, "image": image}]
+    assert example == base
+
+
+def built_by_kubectl(folder: str) -> list[Manifest]:
+    command = ["kubectl", "kustomize", str(FOLDER / folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
 
 
 def of_kind(*kinds: str) -> list[Manifest]:
