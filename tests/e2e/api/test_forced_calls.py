@@ -63,6 +63,15 @@ def test_the_deltas_of_a_forced_call_add_up(chats: Any) -> None:
     assert "".join(part.function.arguments for part in parts) == made.function.arguments
 
 
+def test_a_call_that_a_stop_string_cuts_off_is_no_call_to_make(chats: Any) -> None:
+    fields = {"tools": TOOLS, "tool_choice": NAMED, "temperature": 0, "max_tokens": 200}
+    given = {"model": "pagewire-chat", "messages": ASKED, "stop": ["city"], **fields}
+    whole = chats.create(**given)
+    assert whole.choices[0].finish_reason == "stop"
+    *_, last = chats.create(stream=True, **given)
+    assert last.choices[0].finish_reason == "stop"
+
+
 @pytest.mark.parametrize("parser", ["qwen3_coder", "mistral", "pythonic", "deepseek_v3"])
 def test_calls_are_forced_in_the_format_of_the_model(parser: str) -> None:
     with running_stack("--tool-parser", parser) as stack:

@@ -23,7 +23,7 @@ async def parsed_body(job: Job, run: Run) -> list[bytes]:
         assert finish is not None
         events = await parsed.take(generation, pacer)
         message = formatter.message(index, message_of(events, parsed.short_ids), finish)
-        choice = with_calls(message, finish, parsed.num_calls(generation))
+        choice = with_calls(message, finish, parsed.has_calls(generation))
         strings = [json_utf8(choice)]
         log = generation.logprobs
         if log is not None and log.waiting:

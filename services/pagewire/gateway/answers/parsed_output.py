@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.pacer import Pacer
-from pagewire.gateway.parsers.events import CallBegin, Event, Reasoning
+from pagewire.gateway.parsers.events import CallBegin, CallEnd, Event, Reasoning
 from pagewire.gateway.parsers.output_format import OutputFormat
 from pagewire.gateway.parsers.output_parser import OutputParser
 
@@ -21,7 +21,7 @@ class ParsedOutput:
     def __init__(self, output: OutputFormat | None) -> None:
         self._output = output or OutputFormat()
         self._parsers: dict[int, OutputParser] = {}
-        self._calls: dict[int, int] = {}
+        self._has_calls: dict[int, bool] = {}  # with calls: whether the latest one is complete
 
     @property
     def short_ids(self) -> bool:
@@ -41,14 +41,16 @@ class ParsedOutput:
             await pacer.pause_if_due()
         if finished:
             events += parser.finish()
-        self._calls[generation.index] += sum(isinstance(each, CallBegin) for each in events)
+        for each in events:
+            if isinstance(each, CallBegin | CallEnd):
+                self._has_calls[generation.index] = isinstance(each, CallEnd)
         if not self._output.shows_reasoning:
             return [each for each in events if not isinstance(each, Reasoning)]
         return events
 
-    def num_calls(self, generation: Generation) -> int:
-        """The calls so far."""
-        return self._calls.get(generation.index, 0)
+    def has_calls(self, generation: Generation) -> bool:
+        """Whether there are calls, and the latest one is complete."""
+        return self._has_calls.get(generation.index, False)
 
     def reasoning_tokens(self, generations: Sequence[Generation]) -> int | None:
         """Reasoning tokens of all; None if one has an unknown number, or without reasoning."""
@@ -63,5 +65,4 @@ class ParsedOutput:
     def _parser(self, index: int) -> OutputParser:
         if index not in self._parsers:
             self._parsers[index] = self._output.parser()
-            self._calls[index] = 0
         return self._parsers[index]

@@ -62,7 +62,7 @@ class ParsedChunkWriter:
         if finish is not None:
             last = self._formatter.ending(index, "", finish)
             pieces += self._chunk(
-                with_calls(last, finish, self._parsed.num_calls(generation)), logprobs
+                with_calls(last, finish, self._parsed.has_calls(generation)), logprobs
             )
         return pieces
 

@@ -70,8 +70,8 @@ def message_of(events: Iterable[Event], short_ids: bool) -> dict[str, Any]:
     return message
 
 
-def with_calls(choice: dict[str, Any], finish: pb.Finish, num_calls: int) -> dict[str, Any]:
+def with_calls(choice: dict[str, Any], finish: pb.Finish, has_calls: bool) -> dict[str, Any]:
     """The last part of a choice, whose reason is tool_calls if it has calls and was not cut off."""
-    if num_calls and finish.reason == pb.FINISH_REASON_STOP:
+    if has_calls and finish.reason == pb.FINISH_REASON_STOP:
         return {**choice, "finish_reason": "tool_calls"}
     return choice

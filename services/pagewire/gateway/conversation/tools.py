@@ -109,6 +109,14 @@ class ToolOptions:
                     place, f"{place} is {quoted(tool.name)}, as another tool's; rename one"
                 )
             names.add(tool.name)
+            schema_type = (tool.parameters or {}).get("type", "object")
+            if schema_type != "object":
+                place = f"{tool.field}.{tool.schema_name}.type"
+                raise invalid(
+                    place,
+                    f"{place} is {quoted(json.dumps(schema_type))}; it must be object, because "
+                    "arguments have names",
+                )
             nodes += count_nodes(tool.parameters, f"{tool.field}.{tool.schema_name}")
         limits.check("tools", len(self.to_text().encode()) if self.tools else 0, nodes)
         self._check_choice(names)

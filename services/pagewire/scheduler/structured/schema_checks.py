@@ -1,10 +1,14 @@
 """Checks of JSON schemas before they are compiled: size, and what llguidance does not enforce."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from pagewire.errors import RequestError, invalid
 from pagewire.grammars.dates import schemas_in
+
+_LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+_INT64 = 1 << 63
 
 
 def check_json(text: str, field: str, max_nodes: int) -> None:
@@ -21,13 +25,15 @@ def check_json(text: str, field: str, max_nodes: int) -> None:
 def check_schema(value: Any, field: str, max_nodes: int) -> None:
     """RequestError for a schema that has too many values, or that is not enforced.
 
-    llguidance counts pairs for `minProperties`, and an output may have a pair twice.
+    llguidance counts pairs for `minProperties`, and an output may have a pair twice. It rounds
+    numbers to double precision, and bounds of integers to the range of 64 bits.
     """
     nodes = _count(value)
     if nodes > max_nodes:
         raise too_many(field, nodes, max_nodes)
     for schema in schemas_in(value):
         _check_min_properties(schema, field)
+        _check_numbers(schema, field)
 
 
 def too_many(field: str, nodes: int, max_nodes: int) -> RequestError:
@@ -50,14 +56,41 @@ def _check_min_properties(schema: dict[str, Any], field: str) -> None:
     )
 
 
+def _check_numbers(schema: dict[str, Any], field: str) -> None:
+    """RequestError for numbers that llguidance would change."""
+    for key in ("const", "enum", *_LOWER, *_UPPER, "multipleOf"):
+        for number in _values(schema.get(key)):
+            if not isinstance(number, int | float) or (key, number) == ("maximum", _INT64 - 1):
+                continue
+            beyond = (number >= _INT64 and key in _LOWER) or (number <= -_INT64 and key in _UPPER)
+            if beyond or not _is_exact(number):
+                raise invalid(
+                    field,
+                    f"{field} has {key} {str(number)[:40]}, a number too large to be "
+                    "enforced exactly; use one within -2^53 to 2^53, or a string",
+                )
+
+
+def _is_exact(number: float) -> bool:
+    """Whether a number is the same in double precision."""
+    try:
+        return float(number) == number
+    except OverflowError:
+        return False
+
+
 def _count(value: object) -> int:
     """Values in a JSON value, itself included."""
-    count, waiting = 0, [value]
+    return sum(1 for _ in _values(value))
+
+
+def _values(value: object) -> Iterator[object]:
+    """A JSON value and all values in it."""
+    waiting = [value]
     while waiting:
         found = waiting.pop()
-        count += 1
+        yield found
         if isinstance(found, dict):
             waiting.extend(found.values())
         elif isinstance(found, list):
             waiting.extend(found)
-    return count

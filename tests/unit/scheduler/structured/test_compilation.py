@@ -19,6 +19,7 @@ from pagewire.v1 import inference_pb2 as pb
 from support.hostile_grammars import HOSTILE
 
 TOKENIZER = read_tokenizer(resolve_model("embedded"))
+BEYOND = (1 << 53) + 1  # not exact in double precision
 OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
 
@@ -55,6 +56,22 @@ def accepts(text: str, made: str) -> bool:
 def test_kinds(made: str, good: str, bad: str) -> None:
     assert accepts(good, made)
     assert not accepts(bad, made)
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        ({"const": 1 << 53}, 1 << 53),
+        ({"enum": [1e300, 3 << 60]}, 3 << 60),
+        ({"type": "integer", "minimum": 0, "maximum": (1 << 63) - 1}, (1 << 63) - 1),
+        ({"type": "integer", "minimum": 1 - BEYOND, "maximum": BEYOND - 1}, 1 - BEYOND),
+    ],
+)
+def test_numbers_at_their_limits_are_exact(value: Any, number: int) -> None:
+    made = schema(value)
+    assert accepts(str(number), made)
+    outer = number + (1 if number > 0 else -1)
+    assert not accepts(str(outer), made)
 
 
 @pytest.mark.parametrize("fields", [{}, {"pattern": "^[0-9]"}])
@@ -147,6 +164,13 @@ def test_random_schemas_compile() -> None:
         ({"type": "object", "minProperties": 2}, "minProperties"),
         ({"type": "object", "minProperties": 2, "required": 5}, "minProperties"),
         ({"type": "object", "minProperties": 2, "required": ["a", "a", [1]]}, "minProperties"),
+        ({"const": BEYOND}, f"const {BEYOND}"),
+        ({"enum": [0, {"a": [-BEYOND]}]}, f"enum -{BEYOND}"),
+        ({"type": "integer", "maximum": BEYOND + 2}, "maximum"),
+        ({"type": "integer", "minimum": 10**19}, "minimum"),
+        ({"type": "integer", "exclusiveMinimum": (1 << 63) - 1}, "exclusiveMinimum"),
+        ({"type": "integer", "multipleOf": BEYOND}, "multipleOf"),
+        ({"enum": [10**400]}, "enum 1000"),
         ({"type": "text"}, "text"),
         ({"x-guidance": {"size": 1}}, "coerce_one_of"),
         (False, "object"),

@@ -53,6 +53,14 @@ def test_settings_that_contradict_each_other_are_named(setting: str) -> None:
         read_tokenizer(SchedulerConfig(skip_tokenizer=True, **given))
 
 
+def test_the_embedded_model_renders_a_turn_without_content_as_empty() -> None:
+    template = read_tokenizer(SchedulerConfig()).chat_template
+    assert template is not None
+    turns = [{"role": "assistant", "content": None}, {"role": "user", "content": "hi"}]
+    text = template.render(turns, False, {})
+    assert text == "<|im_start|>assistant\n<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n"
+
+
 def test_ids_that_the_model_does_not_have_are_refused(tmp_path: Path) -> None:
     tokenizer = Tokenizer(byte_level_folder(tmp_path))
     largest = int(tokenizer.encode("Grüße").max())

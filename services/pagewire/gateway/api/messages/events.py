@@ -103,7 +103,7 @@ class MessageEvents:
         self._written: list[str] = []
         self._done: list[str] = []  # the JSON of complete blocks
         self._open: _Block | None = None
-        self._num_calls = 0
+        self._has_calls = False  # and the latest one is complete
         self._body = ""
 
     def begin(self, prompt_tokens: int) -> list[str]:
@@ -126,11 +126,12 @@ class MessageEvents:
             elif isinstance(event, Reasoning):
                 self._add("thinking", event.text)
             elif isinstance(event, CallBegin):
-                self._num_calls += 1
+                self._has_calls = False
                 self._begin(_Block("tool_use", event.name, id=f"toolu_{uuid.uuid4().hex[:24]}"))
             elif isinstance(event, CallArguments):
                 self._add("tool_use", event.json)
             elif isinstance(event, CallEnd):
+                self._has_calls = True
                 self._end(complete=True)
         return self._take()
 
@@ -160,7 +161,7 @@ class MessageEvents:
             return "max_tokens", None
         if finish.HasField("stop_string"):
             return "stop_sequence", finish.stop_string
-        return "tool_use" if self._num_calls else "end_turn", None
+        return "tool_use" if self._has_calls else "end_turn", None
 
     def _message(self, reason: str | None, sequence: str | None, usage: str) -> str:
         head = json_ascii(

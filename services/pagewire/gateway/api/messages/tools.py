@@ -65,7 +65,9 @@ def tool_options(tools: list[ToolDefinition], choice: ToolChoiceField | None) ->
             "tool_choice.type",
             f"tool_choice.type is {quoted(choice.type)}; it must be one of {known}",
         )
-    if (choice.type == "tool") != (choice.name is not None):
+    if choice.type == "tool" and choice.name is None:
+        raise invalid("tool_choice.name", "tool_choice.name is required with type tool")
+    if choice.type != "tool" and choice.name is not None:
         raise invalid("tool_choice.name", "tool_choice.name belongs to tool_choice.type tool")
     wanted = ToolChoice(_MODES[choice.type], choice.name or "")
     return ToolOptions(given, wanted, not choice.disable_parallel_tool_use)

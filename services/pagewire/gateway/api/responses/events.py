@@ -107,7 +107,7 @@ class ResponseEvents:
             status = "incomplete"
         if not self._done and self._open is None:
             self._begin(MessageItem(_new_id("msg")))  # an empty answer is an empty message
-        self._end(status)
+        self._end("incomplete" if isinstance(self._open, CallItem) else status)  # a call cut off
         usage = usage_field(finish.usage, reasoning_tokens)
         self._body = self._head.state(status, self._done, usage)
         if self._streamed:

@@ -112,7 +112,7 @@ class ResponsesRequest(GenerationFields):
     background: bool | None = None
     previous_response_id: str | None = None
     conversation: JsonValue = None
-    metadata: JsonValue = None
+    metadata: dict[str, str] | None = None
 
     @property
     def max_tokens_name(self) -> str:
@@ -180,7 +180,7 @@ class ResponsesRequest(GenerationFields):
     def repeated(self, model: str) -> str:
         """The fields of the response that repeat the request, as JSON without braces."""
         tools = [tool.model_dump(exclude_unset=True) for tool in self.tools or ()]
-        choice: Any = self.tool_choice or "auto"
+        choice: Any = "auto" if self.tool_choice is None else self.tool_choice
         if isinstance(choice, ChoiceObject):
             choice = choice.model_dump(exclude_unset=True)
         text = {"format": {"type": "text"}}

@@ -85,9 +85,8 @@ def tool_options(
         if choice.name is None:
             raise invalid("tool_choice.name", "tool_choice.name is required")
         return ToolOptions(given, ToolChoice("named", choice.name), parallel, max_calls)
-    return ToolOptions(
-        given, ToolChoice(_mode(choice or "auto", "tool_choice")), parallel, max_calls
-    )
+    wanted = _mode("auto" if choice is None else choice, "tool_choice")
+    return ToolOptions(given, ToolChoice(wanted), parallel, max_calls)
 
 
 def _allowed(tools: tuple[Tool, ...], choice: ChoiceObject) -> tuple[Tool, ...]:

@@ -122,6 +122,7 @@ def test_the_client_collects_the_stream_to_the_whole_message(
         (ANSWER, LENGTH, "max_tokens", None),
         (CUT, LENGTH, "max_tokens", None),
         (CALLS, STOP, "tool_use", None),
+        (CUT, STOP, "end_turn", None),
         (ANSWER, pb.Finish(reason=pb.FINISH_REASON_STOP, stop_string="X"), "stop_sequence", "X"),
         (ANSWER, pb.Finish(reason=pb.FINISH_REASON_STOP, stop_token_id=5), "end_turn", None),
     ],

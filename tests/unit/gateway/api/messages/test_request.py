@@ -213,6 +213,11 @@ def test_stop_sequences_and_effort() -> None:
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "some"}}, "tool_choice.type"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
+        ({"tools": [TOOL], "tool_choice": {"type": "any", "name": "f"}}, "tool_choice.name"),
+        (
+            {"tools": [{**TOOL, "input_schema": {"type": "string"}}]},
+            "tools[0].input_schema.type",
+        ),
         ({"thinking": {"type": "maybe"}}, "thinking.type"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),

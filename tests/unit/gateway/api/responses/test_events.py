@@ -143,6 +143,13 @@ def test_an_answer_that_is_cut_off_is_incomplete() -> None:
     assert response.completed_at is None
 
 
+def test_a_call_that_a_stop_string_cuts_off_is_incomplete() -> None:
+    response = Response.model_validate(whole(FORM, CUT, STOP))
+    [call] = response.output
+    assert call.type == "function_call"
+    assert (response.status, call.status) == ("completed", "incomplete")
+
+
 def test_an_empty_answer_is_an_empty_message() -> None:
     response = Response.model_validate(whole(FORM, [], STOP))
     assert (len(response.output), response.output_text) == (1, "")

@@ -207,6 +207,9 @@ def test_the_response_repeats_the_request() -> None:
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": ""}, "tool_choice"),
+        ({"metadata": [1]}, "metadata"),
+        ({"metadata": {"a": float("inf")}}, "metadata.a"),
         ({"tools": [TOOL], "tool_choice": {"type": "mcp"}}, "tool_choice.type"),
         ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice.name"),
         (
