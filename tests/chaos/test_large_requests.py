@@ -168,7 +168,7 @@ class Experiment:
     async def _drain(self) -> None:
         """Waits until small requests have their answers in the usual time again.
 
-        Small requests that wait behind `sent` in the queue would count against the next one.
+        Small requests behind the one just sent would count against the next one.
         """
         ended = time.monotonic()
         while True:

@@ -63,7 +63,7 @@ def test_the_deltas_of_a_forced_call_add_up(chats: Any) -> None:
     assert "".join(part.function.arguments for part in parts) == made.function.arguments
 
 
-def test_a_call_that_a_stop_string_cuts_off_is_no_call_to_make(chats: Any) -> None:
+def test_a_call_that_a_stop_string_cuts_off_is_not_reported_as_a_call(chats: Any) -> None:
     fields = {"tools": TOOLS, "tool_choice": NAMED, "temperature": 0, "max_tokens": 200}
     given = {"model": "pagewire-chat", "messages": ASKED, "stop": ["city"], **fields}
     whole = chats.create(**given)

@@ -114,8 +114,8 @@ class ToolOptions:
                 place = f"{tool.field}.{tool.schema_name}.type"
                 raise invalid(
                     place,
-                    f"{place} is {quoted(json.dumps(schema_type))}; it must be object, because "
-                    "arguments have names",
+                    f"{place} is {quoted(schema_type)}; it must be object, because arguments have "
+                    "names",
                 )
             nodes += count_nodes(tool.parameters, f"{tool.field}.{tool.schema_name}")
         limits.check("tools", len(self.to_text().encode()) if self.tools else 0, nodes)

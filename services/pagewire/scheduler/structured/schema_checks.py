@@ -60,19 +60,20 @@ def _check_numbers(schema: dict[str, Any], field: str) -> None:
     """RequestError for numbers that llguidance would change."""
     for key in ("const", "enum", *_LOWER, *_UPPER, "multipleOf"):
         for number in _values(schema.get(key)):
-            if not isinstance(number, int | float) or (key, number) == ("maximum", _INT64 - 1):
-                continue
-            beyond = (number >= _INT64 and key in _LOWER) or (number <= -_INT64 and key in _UPPER)
-            if beyond or not _is_exact(number):
+            if isinstance(number, int | float) and not _is_enforced(key, number):
                 raise invalid(
                     field,
-                    f"{field} has {key} {str(number)[:40]}, a number too large to be "
-                    "enforced exactly; use one within -2^53 to 2^53, or a string",
+                    f"{field} has {key} {str(number)[:40]}, a number too large to be enforced "
+                    "exactly; use one within -2^53 to 2^53, or a string",
                 )
 
 
-def _is_exact(number: float) -> bool:
-    """Whether a number is the same in double precision."""
+def _is_enforced(key: str, number: float) -> bool:
+    """Whether no output breaks a rule because llguidance changes its number."""
+    if (key in _LOWER and number >= _INT64) or (key in _UPPER and number <= -_INT64):
+        return False
+    if key == "maximum" and number == _INT64 - 1:
+        return True  # rounded up to 2^63, then down to the range of 64 bits
     try:
         return float(number) == number
     except OverflowError:

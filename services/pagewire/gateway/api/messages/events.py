@@ -103,7 +103,7 @@ class MessageEvents:
         self._written: list[str] = []
         self._done: list[str] = []  # the JSON of complete blocks
         self._open: _Block | None = None
-        self._has_calls = False  # and the latest one is complete
+        self._has_calls = False  # with calls: whether the latest one is complete
         self._body = ""
 
     def begin(self, prompt_tokens: int) -> list[str]:
@@ -126,12 +126,10 @@ class MessageEvents:
             elif isinstance(event, Reasoning):
                 self._add("thinking", event.text)
             elif isinstance(event, CallBegin):
-                self._has_calls = False
                 self._begin(_Block("tool_use", event.name, id=f"toolu_{uuid.uuid4().hex[:24]}"))
             elif isinstance(event, CallArguments):
                 self._add("tool_use", event.json)
             elif isinstance(event, CallEnd):
-                self._has_calls = True
                 self._end(complete=True)
         return self._take()
 
@@ -196,6 +194,8 @@ class MessageEvents:
         if block is None:
             return
         block.complete = complete
+        if block.kind == "tool_use":
+            self._has_calls = complete
         if self._streamed:
             if block.kind == "thinking":
                 self._write_delta(f'{{"type":"signature_delta","signature":"{block.signature}"}}')

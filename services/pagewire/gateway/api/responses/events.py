@@ -107,7 +107,8 @@ class ResponseEvents:
             status = "incomplete"
         if not self._done and self._open is None:
             self._begin(MessageItem(_new_id("msg")))  # an empty answer is an empty message
-        self._end("incomplete" if isinstance(self._open, CallItem) else status)  # a call cut off
+        # An open call was cut off, also if a stop string ended the output.
+        self._end("incomplete" if isinstance(self._open, CallItem) else status)
         usage = usage_field(finish.usage, reasoning_tokens)
         self._body = self._head.state(status, self._done, usage)
         if self._streamed:

@@ -61,7 +61,7 @@ class Layers:
         for name, columns in self.columns.items():
             if self.target == "int4" and columns % self.group:
                 raise SetupError(
-                    f"{name} has {columns} inputs, which are not groups of {self.group}; give a "
+                    f"{name} has {columns} inputs, not a multiple of {self.group}; give a "
                     f"--group-size that divides {columns}"
                 )
 
