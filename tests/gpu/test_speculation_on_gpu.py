@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from pagewire.packing import pack, pack_floats
 from pagewire.v1 import worker_pb2 as pb
+from pagewire.worker.protocol.speculation.recent_outputs import MAX_SALTS
 from pagewire.worker.protocol.speculation.row_choice import RowCosts
 from support.eagle_drafts import check_drafts, four_drafts
 from support.eagle_heads import ReferenceHead, save_head
@@ -90,7 +91,7 @@ def edited(tokens: list[int]) -> list[int]:
 def run(
     folder: Path, speculate: str, told: list[Answer] | None = None, **settings: Any
 ) -> tuple[list[list[Answer]], dict[str, float]]:
-    """The answers alone, a few at a time, all at once, preempted, and with the salts of others.
+    """The answers alone, preempted, all at once, a few at a time, and again with the last salts.
 
     Also returns the numbers of right drafts, by drafter.
     """
@@ -103,11 +104,12 @@ def run(
             driver = StepDriver(worker.stream(), worker.limits)
             wanted = requests(told)
             found.append(await answers(driver, salted(wanted[:8], "alone"), at_once=1))
-            found.append(await answers(driver, salted(wanted, "few"), at_once=6, run_ahead=3))
-            found.append(await answers(driver, salted(wanted, "all"), chunk=100))
             found.append(await preempted_answers(driver, salted(wanted, "preempted"), 20))
+            found.append(await answers(driver, salted(wanted, "all"), chunk=100))
+            found.append(await answers(driver, salted(wanted, "few"), at_once=6, run_ahead=3))
             recent = worker.engine.metrics.drafts.value("recent", "accepted")
             assert recent == 0, "each had a salt of its own"
+            assert len(wanted) <= MAX_SALTS, "else outputs of the first salts are dropped"
             found.append(await answers(driver, salted(wanted, "few"), at_once=12, run_ahead=3))
             assert not worker.fatal
             drafts = worker.engine.metrics.drafts
