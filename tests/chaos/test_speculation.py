@@ -77,16 +77,20 @@ def predict(questions: list[Question], answers: list[Answer]) -> None:
             question.body["prediction"]["content"] = text[:80] + " plums kite and" + text[100:]
 
 
-ASKED = [*repetitive(18), *predicted(8), *constrained_questions(8)]
+@pytest.fixture(scope="module")
+def asked(requests: int, is_full_size: bool) -> list[Question]:
+    """34 questions, or about `requests` at full size."""
+    times = requests // 34 if is_full_size else 1
+    return [*repetitive(18 * times), *predicted(8 * times), *constrained_questions(8 * times)]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def plain_answers() -> list[Answer]:
+async def plain_answers(asked: list[Question]) -> list[Answer]:
     async with running_fleet(workers=1, worker_command=PLAIN) as fleet:
-        answers = await undisturbed(fleet, ASKED, CLIENTS)
+        answers = await undisturbed(fleet, asked, CLIENTS)
     ends = {reason for answer in answers for reason in answer.finish_reasons.values()}
     assert ends == {"stop", "length"}
-    predict(ASKED, answers)
+    predict(asked, answers)
     return answers
 
 
@@ -117,10 +121,13 @@ async def two_workers(speculating: tuple[str, ...]) -> AsyncIterator[Fleet]:
 
 
 async def test_answers_equal_those_without_drafts(
-    two_workers: Fleet, plain_answers: list[Answer], speculating: tuple[str, ...]
+    two_workers: Fleet,
+    asked: list[Question],
+    plain_answers: list[Answer],
+    speculating: tuple[str, ...],
 ) -> None:
-    got = await undisturbed(two_workers, ASKED, CLIENTS)
-    check_answers(two_workers, ASKED, got, plain_answers, tolerance=1e-4)
+    got = await undisturbed(two_workers, asked, CLIENTS)
+    check_answers(two_workers, asked, got, plain_answers, tolerance=1e-4)
     least = {"suffix": 100, "prediction": 50, "grammar": 5}
     if speculating != SUFFIX:
         # It precedes the suffix drafter where it is right more often.
@@ -140,17 +147,17 @@ async def test_answers_equal_those_without_drafts(
 
 @pytest.mark.parametrize("victim", ["worker-0", "scheduler-0"])
 async def test_answers_equal_those_without_drafts_when_a_process_is_killed(
-    two_workers: Fleet, plain_answers: list[Answer], victim: str
+    two_workers: Fleet, asked: list[Question], plain_answers: list[Answer], victim: str
 ) -> None:
-    await run_with_fault(two_workers, ASKED, plain_answers, victim, signal.SIGKILL)
+    await run_with_fault(two_workers, asked, plain_answers, victim, signal.SIGKILL)
 
 
 async def test_answers_equal_those_without_drafts_after_preemptions(
-    plain_answers: list[Answer], speculating: tuple[str, ...]
+    asked: list[Question], plain_answers: list[Answer], speculating: tuple[str, ...]
 ) -> None:
     async with running_fleet(
         workers=1, worker_command=(*speculating, FEW_BLOCKS), scheduler_flags=CHECKED
     ) as fleet:
-        got = await undisturbed(fleet, ASKED, CLIENTS)
-        check_answers(fleet, ASKED, got, plain_answers, tolerance=1e-4)
+        got = await undisturbed(fleet, asked, CLIENTS)
+        check_answers(fleet, asked, got, plain_answers, tolerance=1e-4)
         assert fleet.metric("scheduler-0", "pagewire_scheduler_preemptions_total") > 0

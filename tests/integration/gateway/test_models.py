@@ -140,7 +140,13 @@ async def test_a_model_that_is_not_served_yet_holds_no_other_up(
         assert early.headers["retry-after"]
         assert early.json()["error"]["param"] == "model"
         assert (await client.get(f"/v1/models/{OTHER}")).status_code == 503
-        assert (await client.get("/v1/models/third")).status_code == 404
+        absent = await client.get("/v1/models/third")
+        assert absent.status_code == 404
+        assert absent.json()["error"]["code"] == "model_not_found"
+        absent = await client.get("/v1/models/third", headers={"anthropic-version": "2023-06-01"})
+        assert absent.status_code == 404
+        assert absent.json()["error"]["type"] == "not_found_error"
+        assert absent.json()["request_id"] == absent.headers["request-id"]
         await other.start(missing)
         while (late := await complete(client, OTHER)).status_code == 503:
             await asyncio.sleep(0.05)

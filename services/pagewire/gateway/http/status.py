@@ -8,6 +8,7 @@ from prometheus_client.exposition import choose_encoder
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from pagewire.gateway.api.messages.errors import is_anthropic
 from pagewire.gateway.errors import RETRY_AFTER
 from pagewire.gateway.http.models import anthropic_card, model_card, model_list
 from pagewire.gateway.http.traffic import Traffic
@@ -29,11 +30,11 @@ class Status:
         """The served models."""
         served = self._schedulers.models()
         listed = [served[name] for name in sorted(served)]
-        return JSONResponse(model_list(listed, _is_anthropic(request)))
+        return JSONResponse(model_list(listed, is_anthropic(request.scope)))
 
     async def model(self, request: Request, model: str) -> JSONResponse:
         """One served model."""
-        card = anthropic_card if _is_anthropic(request) else model_card
+        card = anthropic_card if is_anthropic(request.scope) else model_card
         return JSONResponse(card(self._schedulers.model(model)))
 
     async def healthz(self) -> JSONResponse:
@@ -72,8 +73,3 @@ class Status:
         if self.draining:
             return "draining"
         return None if self._schedulers.ready else "no ready scheduler"
-
-
-def _is_anthropic(request: Request) -> bool:
-    """Whether the client uses Anthropic's API, which shares the path with OpenAI's."""
-    return "anthropic-version" in request.headers

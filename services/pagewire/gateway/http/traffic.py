@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagewire.drain_rate import DrainRate
 from pagewire.errors import Code, RequestError
-from pagewire.gateway.api.messages.errors import is_messages_path
+from pagewire.gateway.api.messages.errors import is_anthropic
 from pagewire.gateway.error_responses import error_response
 from pagewire.gateway.errors import ApiError
 from pagewire.gateway.http.model_shares import ModelShares
@@ -79,7 +79,7 @@ class Traffic:
                     state.setdefault("outcome", str(message["status"]))
                     name, value = answered_header(state)
                     answered = [*message.get("headers", ()), (name, value)]
-                    if is_messages_path(scope["path"]):  # the name for Anthropic's clients
+                    if is_anthropic(scope):  # the name for Anthropic's clients
                         answered.append((b"request-id", value))
                     message["headers"] = answered
                 await send(message)

@@ -1,10 +1,15 @@
-"""Errors as Anthropic's clients expect them: on the paths of this API only."""
+"""Errors as Anthropic's clients expect them, and which requests come from such clients."""
 
 from typing import Any
+
+from starlette.types import Scope
 
 from pagewire.gateway.errors import ApiError
 
 ROOT = "/v1/messages"
+# Anthropic's API and OpenAI's share these paths; a header tells their clients apart.
+_SHARED = "/v1/models"
+_HEADER = b"anthropic-version"
 
 # HTTP status: the type of the error. Others are `invalid_request_error` or `api_error`.
 _TYPES = {
@@ -33,6 +38,13 @@ def error_body(error: ApiError, request_id: str) -> dict[str, Any]:
     return {"type": "error", "error": detail, "request_id": request_id}
 
 
-def is_messages_path(path: str) -> bool:
-    """Whether a path belongs to this API."""
-    return path == ROOT or path.startswith(f"{ROOT}/")
+def is_anthropic(scope: Scope) -> bool:
+    """Whether a request is one of Anthropic's API."""
+    path = scope["path"]
+    if _is_under(path, _SHARED):
+        return any(name == _HEADER for name, _ in scope["headers"])
+    return _is_under(path, ROOT)
+
+
+def _is_under(path: str, root: str) -> bool:
+    return path == root or path.startswith(f"{root}/")
