@@ -17,7 +17,11 @@ from support.processes.fleet_checks import check_answers, undisturbed
 from support.processes.real_model import CLIENTS, WORKER, constrained_questions, run_with_fault
 from support.shortened_model import save_shortened
 
-pytestmark = [pytest.mark.chaos, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.chaos,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(1800),  # at full size
+]
 
 PLAIN = WORKER
 SUFFIX = (*WORKER, "--speculate=suffix")
