@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,12 +82,13 @@ def pointwise(tokens: int, query_heads: int, kv_heads: int, head_dim: int) -> No
 
 
 def sample(rows: int, vocabulary: int, k: int, _: int) -> None:
-    from kernels.compile.test_pointwise import meta_state
+    from kernels.compile.test_pointwise import meta_masks, meta_state
     from pagewire.worker.ops.triton.invariant import ops
 
-    logits = meta(rows, vocabulary)
-    for filtered in (True, False):
-        ops.sample(logits, meta_state(rows), filtered)
+    logits, state = meta(rows, vocabulary), meta_state(rows)
+    for given in (state, replace(state, masks=meta_masks(rows, vocabulary))):
+        for filtered in (True, False):
+            ops.sample(logits, given, filtered)
     ops.logprobs(logits, meta(rows, dtype=INT), k)
 
 
@@ -212,9 +214,9 @@ def test_no_multiplication_is_fused_with_an_addition(case, launches):
         assert launch["fused"] == 0 or case == "linear in float32", launch
 
 
-def test_both_variants_of_a_draw_fuse_nothing(launches):
+def test_all_variants_of_a_draw_fuse_nothing(launches):
     draws = [launch for launch in launches["sampling"] if launch["kernel"] == "_draw_kernel"]
-    assert [launch["fused"] for launch in draws] == [0, 0]
+    assert [launch["fused"] for launch in draws] == [0, 0, 0, 0]
 
 
 if __name__ == "__main__":

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from pagewire.limits import MAX_BIASES, MAX_STOP_IDS
-from pagewire.worker.ops.contract.sampling import Adjustments, SamplingState
+from pagewire.worker.ops.contract.sampling import Adjustments, SamplingState, TokenMasks
 from support.kernels.clean_process import report_of
 
 SHARED_LIMIT = 227 * 1024
@@ -60,8 +60,9 @@ def draws(rows: int) -> None:
     from pagewire.worker.ops.triton.logprobs import logprobs
 
     logits, state = meta(rows, 128256), meta_state(rows)
-    sampling.sample(logits, state, filtered=False)
-    sampling.sample(logits, state)
+    for given in (state, replace(state, masks=meta_masks(rows, 128256))):
+        sampling.sample(logits, given, filtered=False)
+        sampling.sample(logits, given)
     logprobs(logits, meta(rows, dtype=torch.int32), 20)
 
 
@@ -74,7 +75,6 @@ def masks(rows: int) -> None:
     masks.fetch_masks(held, slots[:32], held)
     masks.begin_wait(longs[:1])
     masks.end_wait(longs[:1], longs, slots)
-    masks.mask_logits(meta(rows, 151936), slots, held)
 
 
 def ends(rows: int) -> None:
@@ -105,7 +105,7 @@ def meta_state(rows: int) -> SamplingState:
     tensors = {
         field.name: meta(rows, dtype=dtypes.get(field.name, torch.int32))
         for field in fields(SamplingState)
-        if field.name != "adjustments"
+        if field.name not in ("adjustments", "masks")
     }
     ints = meta(rows, dtype=torch.int32)
     adjustments = Adjustments(
@@ -118,6 +118,11 @@ def meta_state(rows: int) -> SamplingState:
     )
     stops = meta(rows, MAX_STOP_IDS, dtype=torch.int32)
     return SamplingState(**tensors | {"stop_token_ids": stops, "adjustments": adjustments})
+
+
+def meta_masks(rows: int, vocabulary: int) -> TokenMasks:
+    words = meta(64, vocabulary // 32, dtype=torch.int32)
+    return TokenMasks(meta(rows, dtype=torch.int32), words)
 
 
 def block_copies(count: int) -> None:
@@ -165,6 +170,7 @@ def compile_cases() -> dict[str, list[dict]]:
             "matrix_instructions": launch.count("wgmma.mma_async") + launch.count("mma.sync"),
             "waits": launch.count("griddepcontrol.wait"),
             "loads_before_wait": len(loads(launch.ptx.split("griddepcontrol.wait")[0])),
+            "resident": launch.resident,
         }
 
     return counts_of_cases(CASES, count)
@@ -201,7 +207,6 @@ def test_loads_are_16_bytes_wide(case, launches):
             "_threshold_kernel",
             "_gather_kernel",
             "_locate_kernel",
-            "_mask_kernel",
             "_await_kernel",
             "_begin_wait_kernel",
             "_end_wait_kernel",
@@ -231,6 +236,17 @@ def test_masks_are_fetched_16_bytes_at_a_time(launches):
     # 1024 words of 4 bytes by 128 threads.
     assert by_kernel["_fetch_kernel"]["wide_loads"] == 2
     assert by_kernel["_await_kernel"]["volatile_loads"] > 0
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("draws")])
+def test_draws_fill_the_multiprocessor_with_and_without_masks(case, launches):
+    from pagewire.worker.ops.triton.sampling import PROGRAMS_PER_MULTIPROCESSOR
+
+    resident = [
+        launch["resident"] for launch in launches[case] if launch["kernel"] == "_draw_kernel"
+    ]
+    assert len(resident) == 4
+    assert min(resident) >= PROGRAMS_PER_MULTIPROCESSOR
 
 
 def test_skinny_gemms_run_on_tensor_cores(launches):

@@ -1,5 +1,7 @@
 """The state of the slots on the device: block tables, last tokens, sampling parameters."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ from pagewire.sampling import SLOT_NUMBERS
 from pagewire.worker.model.kv_cache import lazy_zeros
 from pagewire.worker.ops import Ops
 from pagewire.worker.ops.contract.drafts import LocatedRows
-from pagewire.worker.ops.contract.sampling import Adjustments, SamplingState
+from pagewire.worker.ops.contract.sampling import Adjustments, SamplingState, TokenMasks
 from pagewire.worker.protocol.steps.adjustments import BiasedStarts, PenalizedStarts
 from pagewire.worker.protocol.steps.device_plan import DevicePlan, SlotStarts
 from pagewire.worker.protocol.steps.limits import Limits
@@ -53,7 +55,7 @@ class DeviceSlots:
         )
         # None: the host has every position.
         self.history = token_history(limits, device) if limits.drafts_on_device else None
-        # `index` belongs to a row, not to a slot: `gather_sampling` gets it separately.
+        # `index` and `masks` belong to rows, not to slots: they are given for each step.
         self.sampling = SamplingState(
             **{
                 number.name: zeros(dtype=_DTYPES[number.integer]).fill_(number.default)
@@ -64,6 +66,7 @@ class DeviceSlots:
             min_tokens=zeros(),
             stop_token_ids=zeros(MAX_STOP_IDS).fill_(-1),
             adjustments=self._adjustments,
+            masks=None,
         )
 
     def apply(self, plan: DevicePlan) -> None:
@@ -85,6 +88,7 @@ class DeviceSlots:
         slots: Tensor,
         indices: Tensor,
         filtered: bool,
+        masks: TokenMasks | None = None,
     ) -> Tensor:
         """Samples tokens and keeps them as the last tokens of their slots.
 
@@ -95,11 +99,12 @@ class DeviceSlots:
             slots: `[rows]` int32.
             indices: `[rows]` int32, the index of each token in its request's output.
             filtered: see `DevicePlan`.
+            masks: of the rows.
 
         Returns:
             `[rows]` int32, the tokens; see `end_decode`.
         """
-        state = ops.gather_sampling(self.sampling, slots, indices)
+        state = replace(ops.gather_sampling(self.sampling, slots, indices), masks=masks)
         tokens = self.forced(ops.sample(logits, state, filtered), slots, indices)
         counted = self._adjustments if filtered else None
         return ops.end_decode(tokens, hidden, slots, self.last_tokens, counted)
@@ -126,6 +131,7 @@ class DeviceSlots:
         rows: LocatedRows,
         places: Tensor,
         filtered: bool,
+        masks: TokenMasks | None = None,
     ) -> Tensor:
         """Samples tokens and keeps those that belong to the outputs; for slots with a history.
 
@@ -136,12 +142,14 @@ class DeviceSlots:
             rows: the rows.
             places: `[rows]` int32, the place of each among the rows of its sequence.
             filtered: see `DevicePlan`.
+            masks: of the rows.
 
         Returns:
             `[5, rows]` int32, see `end_drafted`.
         """
         assert self.history is not None
         state = ops.gather_sampling(self.sampling, rows.slots, rows.indices)
+        state = replace(state, masks=masks)
         drawn = ops.sample(logits, state, filtered)
         tokens = self.forced(drawn, rows.slots, rows.indices)
         counted = self._adjustments if filtered else None

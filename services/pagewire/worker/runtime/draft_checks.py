@@ -10,7 +10,7 @@ from torch import Tensor
 from pagewire.worker.ops import Ops
 from pagewire.worker.protocol.constraints.slot_masks import StepMasks
 from pagewire.worker.protocol.steps.device_plan import NO_DRAFT, DevicePlan
-from pagewire.worker.runtime.device_masks import mask_rows_of
+from pagewire.worker.runtime.device_masks import token_masks
 from pagewire.worker.runtime.device_slots import DeviceSlots
 
 # Positions of sampling rows.
@@ -29,7 +29,7 @@ def sample_with_drafts(
     Args:
         slots: the state of the slots; it keeps the tokens that belong to the outputs.
         ops: the operations.
-        logits: `[rows, vocabulary]`; the first rows are masked already.
+        logits: `[rows, vocabulary]`.
         hidden: `[rows, hidden]`, the input of the head.
         plan: the plan; its masks get the tokens that belong to the outputs.
 
@@ -46,18 +46,17 @@ def sample_with_drafts(
     rows = np.flatnonzero(drafts[:-1] == NO_DRAFT)
     masks = plan.masks
     if masks is not None:
+        masks.wait()  # a failure has the number of the step's row
         masks = replace(masks, rows=np.searchsorted(rows, masks.rows).astype(np.int32))
     while len(rows):
-        scores = logits[torch.from_numpy(rows)]
-        if masks is not None and taken.any():  # else they are applied already
-            mask_rows_of(ops, scores, masks)
         drawn = slots.sample(
             ops,
-            scores,
+            logits[torch.from_numpy(rows)],
             hidden[torch.from_numpy(rows)],
             torch.from_numpy(plan.sample_slots[rows]),
             torch.from_numpy(plan.sample_indices[rows]),
             plan.filtered,
+            token_masks(masks, len(rows), logits.device),
         ).numpy()
         tokens[rows], taken[rows] = drawn, True
         if masks is not None:

@@ -30,7 +30,7 @@ from pagewire.worker.runtime.device_logprobs import (
     compute_logprobs,
     compute_prompt_logprobs,
 )
-from pagewire.worker.runtime.device_masks import apply_masks
+from pagewire.worker.runtime.device_masks import token_masks
 from pagewire.worker.runtime.device_slots import DeviceSlots
 from pagewire.worker.runtime.draft_checks import sample_with_drafts
 from pagewire.worker.runtime.draft_model import Drafter
@@ -233,14 +233,16 @@ class EagerBackend:
             self._follow(given, batch, indices, None)
             return indices, None, prompt_logprobs, None  # [0]
         logits = self._decoder.logits(hidden)
-        unmasked = apply_masks(self._decoder.ops, logits, plan)
         ops, taken = self._decoder.ops, None
         if plan.drafts is None:
-            tokens = self._slots.sample(ops, logits, hidden, sample_slots, indices, plan.filtered)
+            masks = token_masks(plan.masks, len(logits), self.device)
+            tokens = self._slots.sample(
+                ops, logits, hidden, sample_slots, indices, plan.filtered, masks
+            )
         else:
             tokens, taken = sample_with_drafts(self._slots, ops, logits, hidden, plan)
         self._follow(given, batch, tokens, taken)
-        return tokens, self._logprobs(unmasked, tokens, plan.logprobs), prompt_logprobs, taken
+        return tokens, self._logprobs(logits, tokens, plan.logprobs), prompt_logprobs, taken
 
     def _follow(
         self, plan: DevicePlan, batch: Batch, tokens: Tensor, taken: NDArray[np.bool_] | None

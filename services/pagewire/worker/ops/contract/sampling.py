@@ -25,6 +25,7 @@ __all__ = [
     "Adjustments",
     "SamplingOps",
     "SamplingState",
+    "TokenMasks",
 ]
 
 
@@ -54,6 +55,21 @@ class Adjustments:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """The tokens that may be drawn.
+
+    Attributes:
+        rows: `[rows]` int32, the row of `words` for each row of logits; -1 for a row without a
+            mask.
+        words: `[masks, words]` int32, contiguous, at least a bit for each token: bit `i % 32` of
+            word `i // 32` is set if token `i` is allowed.
+    """
+
+    rows: Tensor
+    words: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingState:
     """The sampling parameters of each row; all tensors are on the device of the logits.
 
@@ -67,6 +83,7 @@ class SamplingState:
         min_tokens: `[rows]` int32. The stop tokens cannot be drawn while `index` is below it.
         stop_token_ids: `[rows, 16]` int32, -1 is none.
         adjustments: biases and penalties; None if no row has any.
+        masks: the tokens that may be drawn; None if no row has a mask.
     """
 
     temperature: Tensor
@@ -78,6 +95,7 @@ class SamplingState:
     min_tokens: Tensor
     stop_token_ids: Tensor
     adjustments: Adjustments | None = None
+    masks: TokenMasks | None = None
 
 
 class SamplingOps(Protocol):
@@ -87,9 +105,10 @@ class SamplingOps(Protocol):
         """Draw one token for each row.
 
         Logits are changed in this order: biases are added, stop tokens that are not allowed yet are
-        banned, penalties are applied, the result is divided by the temperature. Then `min_p` and
-        `top_k` filter tokens, then `top_p`, relative to the mass that the other two kept. Tokens
-        that tie at the boundary of a filter are all kept. Among tied scores the lowest id wins.
+        banned, penalties are applied, tokens that a mask excludes are banned, the result is divided
+        by the temperature. Then `min_p` and `top_k` filter tokens, then `top_p`, relative to the
+        mass that the other two kept. Tokens that tie at the boundary of a filter are all kept.
+        Among tied scores the lowest id wins. `logits` itself stays unchanged.
 
         Args:
             logits: `[rows, vocabulary]`.
@@ -99,17 +118,6 @@ class SamplingOps(Protocol):
 
         Returns:
             `[rows]` int32 token ids.
-        """
-
-    def mask_logits(self, logits: Tensor, mask_rows: Tensor, masks: Tensor) -> None:
-        """Set the logits of tokens that a mask excludes to -inf, in place.
-
-        Args:
-            logits: `[rows, vocabulary]`; rows may have any stride.
-            mask_rows: `[rows]` int32, the row of `masks` for each row of `logits`; -1 for a row
-                without a mask.
-            masks: `[masks, words]` int32, contiguous, at least a bit for each token: bit `i % 32`
-                of word `i // 32` is set if token `i` is allowed.
         """
 
     def await_masks(self, ready: Tensor, mask_rows: Tensor, stamps: Tensor) -> None:
@@ -148,7 +156,7 @@ class SamplingOps(Protocol):
         """Return the log probability of each row's token, and of its `k` most likely tokens.
 
         They belong to the softmax of the model's own logits: before biases, bans, penalties,
-        temperature and filters.
+        masks, temperature and filters.
 
         Args:
             logits: `[rows, vocabulary]`.

@@ -52,7 +52,6 @@ from pagewire.worker.ops.reference.sampling import begin_wait as begin_wait
 from pagewire.worker.ops.reference.sampling import end_wait as end_wait
 from pagewire.worker.ops.reference.sampling import fetch_masks as fetch_masks
 from pagewire.worker.ops.reference.sampling import logprobs as logprobs
-from pagewire.worker.ops.reference.sampling import mask_logits as mask_logits
 from pagewire.worker.ops.reference.sampling import sample as sample
 from pagewire.worker.ops.reference.step import begin_decode as begin_decode
 from pagewire.worker.ops.reference.step import end_decode as end_decode

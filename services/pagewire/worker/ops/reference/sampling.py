@@ -40,6 +40,7 @@ from pagewire.worker.ops.contract.sampling import (
     PENALIZED,
     Adjustments,
     SamplingState,
+    TokenMasks,
 )
 
 # An arithmetic sequence for each row, which the hash mixes: first term and step, `[rows]` int32.
@@ -65,15 +66,6 @@ def sample(logits: Tensor, state: SamplingState, filtered: bool = True) -> Tenso
         within = noisy_ids(groups, group, keys).argmax(-1)
         tokens[rows] = (group * GROUP + within).int()
     return tokens
-
-
-def mask_logits(logits: Tensor, mask_rows: Tensor, masks: Tensor) -> None:
-    rows = (mask_rows >= 0).nonzero()[:, 0]
-    bits = torch.arange(8, dtype=torch.uint8, device=masks.device)
-    given = masks[mask_rows[rows].long()].view(torch.uint8)
-    allowed = (given[..., None] >> bits) & 1  # [n, bytes, 8], little-endian
-    excluded = allowed.flatten(1)[:, : logits.shape[1]] == 0
-    logits[rows] = logits[rows].masked_fill_(excluded, -torch.inf)
 
 
 def await_masks(ready: Tensor, mask_rows: Tensor, stamps: Tensor) -> None:
@@ -133,9 +125,10 @@ def logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Te
 
 
 def adjusted_logits(logits: Tensor, state: SamplingState, adjusted: bool = True) -> Tensor:
-    """Return the logits after biases, bans and penalties, `[rows, vocabulary]` float32; a copy.
+    """Return the logits after biases, bans, penalties and masks, `[rows, vocabulary]` float32.
 
-    Biases are added first. Then stop tokens that are not allowed yet get -inf. Penalties are last.
+    A copy. Biases are added first. Then stop tokens that are not allowed yet get -inf, and
+    penalties are applied. Tokens that a mask excludes get -inf last.
 
     Args:
         logits: `[rows, vocabulary]`.
@@ -159,6 +152,8 @@ def adjusted_logits(logits: Tensor, state: SamplingState, adjusted: bool = True)
         slots = adjustments.slots[rows]
         seen = adjustments.token_counts[slots, :vocabulary]
         scores[rows] = penalized(scores[rows], seen, adjustments.penalties[slots])
+    if state.masks is not None:
+        ban_excluded_tokens(scores, state.masks)
     return scores
 
 
@@ -201,6 +196,16 @@ def ban_stop_tokens(logits: Tensor, state: SamplingState) -> Tensor:
     ids = torch.where(early, state.stop_token_ids, vocabulary).clamp(max=vocabulary)
     banned.scatter_(1, ids.long(), True)
     return logits.masked_fill(banned[:, :vocabulary], -torch.inf)
+
+
+def ban_excluded_tokens(logits: Tensor, masks: TokenMasks) -> None:
+    """Set the `logits [rows, vocabulary]` of tokens that a mask excludes to -inf, in place."""
+    rows = (masks.rows >= 0).nonzero()[:, 0]
+    bits = torch.arange(8, dtype=torch.uint8, device=masks.words.device)
+    given = masks.words[masks.rows[rows].long()].view(torch.uint8)
+    allowed = (given[..., None] >> bits) & 1  # [n, bytes, 8], little-endian
+    excluded = allowed.flatten(1)[:, : logits.shape[1]] == 0
+    logits[rows] = logits[rows].masked_fill_(excluded, -torch.inf)
 
 
 def kept_thresholds(

@@ -1,8 +1,8 @@
-"""Biases, bans and penalties of logits.
+"""Biases, bans, penalties and masks of logits.
 
 One kernel writes the adjusted logits of the rows that have biases or penalties. Later kernels read
 these logits (`load_chunk`) and need no registers for adjustments. They read all other rows from the
-logits of the model and ban stop tokens themselves.
+logits of the model and ban stop tokens themselves. They read the masks of constrained rows, too.
 """
 
 from __future__ import annotations
@@ -39,14 +39,21 @@ _MAX_COUNTED = tl.constexpr(contract.MAX_COUNTED)
 
 
 @triton.jit
-def load_chunk(source, row, ids, ADJUSTED: tl.constexpr):
-    """Load the adjusted logits of one row at `ids`, as float32; -inf past the vocabulary.
+def load_chunk(
+    source, row, first, COUNT: tl.constexpr, ADJUSTED: tl.constexpr, MASKED: tl.constexpr
+):
+    """Load the adjusted logits of COUNT ids of one row, as float32; -inf past the vocabulary.
+
+    Tokens that the mask of the row excludes have -inf, too. `first`, the first id, and COUNT are
+    multiples of 8: a byte of a mask has the bits of 8 tokens.
 
     `source` is a tuple of kernel arguments: `logits_ptr, stride, vocabulary, index_ptr,
-    min_tokens_ptr, stop_ids_ptr, kinds_ptr, adjusted_ptr, adjusted_stride`.
+    min_tokens_ptr, stop_ids_ptr, kinds_ptr, adjusted_ptr, adjusted_stride, mask_rows_ptr,
+    masks_ptr, mask_bytes`.
     """
-    logits_ptr, stride, vocabulary, index_ptr, min_tokens_ptr = source[:5]
-    stop_ids_ptr, kinds_ptr, adjusted_ptr, adjusted_stride = source[5:]
+    ids = first + tl.arange(0, COUNT)
+    logits_ptr, stride, vocabulary, index_ptr, min_tokens_ptr, stop_ids_ptr = source[:6]
+    kinds_ptr, adjusted_ptr, adjusted_stride, mask_rows_ptr, masks_ptr, mask_bytes = source[6:]
     if ADJUSTED and tl.load(kinds_ptr + row) != 0:
         adjusted = adjusted_ptr + row.to(tl.int64) * adjusted_stride + ids
         x = tl.load(adjusted, mask=ids < vocabulary, other=-float("inf"))
@@ -54,6 +61,13 @@ def load_chunk(source, row, ids, ADJUSTED: tl.constexpr):
         logits = logits_ptr + row.to(tl.int64) * stride + ids
         x = tl.load(logits, mask=ids < vocabulary, other=-float("inf")).to(tl.float32)
         x = _ban_stop_tokens(x, row, ids, index_ptr, min_tokens_ptr, stop_ids_ptr)
+    if MASKED:
+        mask = tl.load(mask_rows_ptr + row).to(tl.int64)
+        at = first // 8 + tl.arange(0, COUNT // 8)
+        known = (at * 8 < vocabulary) & (mask >= 0)
+        bits = tl.load(masks_ptr + mask * mask_bytes + at, mask=known, other=0xFF).to(tl.int32)
+        allowed = (bits[:, None] >> tl.arange(0, 8)[None, :]) & 1
+        x = tl.where(tl.reshape(allowed, (COUNT,)) != 0, x, -float("inf"))
     return x
 
 
@@ -146,6 +160,8 @@ def _adjust_kernel(
 def adjusted_logits(logits: Tensor, state: SamplingState, adjusted: bool = True) -> Tensor | None:
     """Return the logits after biases, bans and penalties, for rows with biases or penalties.
 
+    Masks are not applied: `load_chunk` does that.
+
     Returns:
         `[rows, vocabulary or more]` float32, in which other rows are undefined; None if `state`
         has no adjustments or `adjusted` is False.
@@ -185,14 +201,30 @@ def adjusted_logits(logits: Tensor, state: SamplingState, adjusted: bool = True)
 
 
 def adjustment_arguments(state: SamplingState, adjusted: Tensor | None) -> dict[str, Any]:
-    """Return the kernel arguments of `load_chunk` for a result of `adjusted_logits`."""
-    given = state.adjustments
-    if given is None or adjusted is None:
-        not_read = {"kinds_ptr": state.temperature, "adjusted_ptr": state.temperature}
-        return {**not_read, "adjusted_stride": 0, "ADJUSTED": False}
-    return {
-        "kinds_ptr": given.kinds,
-        "adjusted_ptr": adjusted,
-        "adjusted_stride": adjusted.stride(0),
-        "ADJUSTED": True,
+    """Return the last kernel arguments of `load_chunk`, for a result of `adjusted_logits`."""
+    given, masks, not_read = state.adjustments, state.masks, state.temperature
+    arguments = {
+        "kinds_ptr": not_read,
+        "adjusted_ptr": not_read,
+        "adjusted_stride": 0,
+        "mask_rows_ptr": not_read,
+        "masks_ptr": not_read,
+        "mask_bytes": 0,
+        "ADJUSTED": False,
+        "MASKED": False,
     }
+    if given is not None and adjusted is not None:
+        arguments |= {
+            "kinds_ptr": given.kinds,
+            "adjusted_ptr": adjusted,
+            "adjusted_stride": adjusted.stride(0),
+            "ADJUSTED": True,
+        }
+    if masks is not None:
+        arguments |= {
+            "mask_rows_ptr": masks.rows,
+            "masks_ptr": masks.words.view(torch.uint8),
+            "mask_bytes": 4 * masks.words.shape[1],
+            "MASKED": True,
+        }
+    return arguments

@@ -84,8 +84,12 @@ def _gumbel_noise(seed, index, numbers, FAST: tl.constexpr):
     return -_log(exponential, FAST)
 
 
-# Values of `index` are loaded one by one, so its alignment does not matter: compiled once.
-@triton.jit(do_not_specialize=["run"], do_not_specialize_on_alignment=["index_ptr"])
+# Values of `index` and `mask_rows` are loaded one by one, so their alignment does not matter:
+# compiled once.
+@triton.jit(
+    do_not_specialize=["run", "mask_bytes"],
+    do_not_specialize_on_alignment=["index_ptr", "mask_rows_ptr"],
+)
 def _draw_kernel(
     logits_ptr,  # [rows, vocabulary]
     stride,
@@ -102,9 +106,13 @@ def _draw_kernel(
     kinds_ptr,  # [rows]
     adjusted_ptr,  # [rows, adjusted_stride]
     adjusted_stride,
+    mask_rows_ptr,  # [rows]
+    masks_ptr,  # [masks, mask_bytes]
+    mask_bytes,
     CHUNK: tl.constexpr,
     FILTERED: tl.constexpr,
     ADJUSTED: tl.constexpr,
+    MASKED: tl.constexpr,
     EXACT: tl.constexpr,
     FAST: tl.constexpr,
     PDL: tl.constexpr,
@@ -127,15 +135,15 @@ def _draw_kernel(
     if FILTERED:
         threshold = tl.load(thresholds_ptr + row)
     source = (
-        logits_ptr, stride, vocabulary, index_ptr, min_tokens_ptr,
-        stop_ids_ptr, kinds_ptr, adjusted_ptr, adjusted_stride,
+        logits_ptr, stride, vocabulary, index_ptr, min_tokens_ptr, stop_ids_ptr,
+        kinds_ptr, adjusted_ptr, adjusted_stride, mask_rows_ptr, masks_ptr, mask_bytes,
     )  # fmt: skip
     start = tl.program_id(0) * run * CHUNK
     lanes = tl.arange(0, CHUNK // _GROUP)
     best = tl.full((CHUNK // _GROUP,), -float("inf"), tl.float32)
     best_groups = start // _GROUP + lanes
     for first in range(start, min(start + run * CHUNK, vocabulary), CHUNK):
-        x = load_chunk(source, row, first + tl.arange(0, CHUNK), ADJUSTED)
+        x = load_chunk(source, row, first, CHUNK, ADJUSTED, MASKED)
         if FILTERED:
             x = tl.where(x >= threshold, x, -float("inf"))
         x = tl.reshape(x, (CHUNK // _GROUP, _GROUP))
@@ -158,7 +166,7 @@ def _draw_kernel(
     score = tl.max(best)
     group = tl.min(tl.where(best == score, best_groups, 0x7FFFFFFF))
     ids = group * _GROUP + tl.arange(0, _GROUP)
-    x = load_chunk(source, row, ids, ADJUSTED)
+    x = load_chunk(source, row, group * _GROUP, _GROUP, ADJUSTED, MASKED)
     x = tl.where(x >= threshold, x, -float("inf"))  # -inf for NaN as well
     if drawn:
         x = x * inverse + _gumbel_noise(seed, index, ids, FAST)

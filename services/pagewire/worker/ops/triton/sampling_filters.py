@@ -110,8 +110,12 @@ def _kept_floor(
     return floor
 
 
-# Values of `index` are loaded one by one, so its alignment does not matter: compiled once.
-@triton.jit(do_not_specialize=["step"], do_not_specialize_on_alignment=["index_ptr"])
+# Values of `index` and `mask_rows` are loaded one by one, so their alignment does not matter:
+# compiled once.
+@triton.jit(
+    do_not_specialize=["step", "mask_bytes"],
+    do_not_specialize_on_alignment=["index_ptr", "mask_rows_ptr"],
+)
 def _search_kernel(
     logits_ptr,  # [rows, vocabulary]
     stride,
@@ -131,11 +135,15 @@ def _search_kernel(
     kinds_ptr,
     adjusted_ptr,
     adjusted_stride,
+    mask_rows_ptr,
+    masks_ptr,
+    mask_bytes,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
     MASS: tl.constexpr,
     FIRST: tl.constexpr,
     ADJUSTED: tl.constexpr,
+    MASKED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Run one step of the search: fix one digit of the pivot, then sum a chunk for the next digit.
@@ -195,12 +203,12 @@ def _search_kernel(
         highest = tl.load(peaks_ptr + row * chunks + chunk, searched, -float("inf"))
         needed = searched & (highest >= tl.maximum(floor, _smallest_logit(prefix)))
     source = (
-        logits_ptr, stride, vocabulary, index_ptr, min_tokens_ptr,
-        stop_ids_ptr, kinds_ptr, adjusted_ptr, adjusted_stride,
+        logits_ptr, stride, vocabulary, index_ptr, min_tokens_ptr, stop_ids_ptr,
+        kinds_ptr, adjusted_ptr, adjusted_stride, mask_rows_ptr, masks_ptr, mask_bytes,
     )  # fmt: skip
     out = sums_ptr + ((step * rows + row) * chunks + chunk) * _DIGITS
     if needed:
-        x = load_chunk(source, row, chunk * CHUNK + tl.arange(0, CHUNK), ADJUSTED)
+        x = load_chunk(source, row, chunk * CHUNK, CHUNK, ADJUSTED, MASKED)
         if peaked:
             tl.store(peaks_ptr + row * chunks + chunk, tl.max(x))
         if searched:

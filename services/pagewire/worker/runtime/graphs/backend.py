@@ -107,8 +107,6 @@ class GraphBackend(EagerBackend):
         # All graphs write their logits here: valid until the next replay, for log probabilities.
         embedding = decoder.weights.embedding
         self._logits = embedding.new_empty(most_rows, decoder.config.vocab_size)
-        # Graphs with constrained rows write the input of the head here.
-        self._last_hidden = embedding.new_empty(most_rows, embedding.shape[1])
         # The passes of a draft model or a head, which run before decode steps.
         self._passes: DraftPasses | None = None
         if draft_model is not None and self.draft is not None:
@@ -129,7 +127,6 @@ class GraphBackend(EagerBackend):
             limits,
             self._buckets,
             self._logits,
-            self._last_hidden,
             self._gate,
             self._passes,
         )
@@ -158,7 +155,7 @@ class GraphBackend(EagerBackend):
                 self._passes.capture(self._capture)
             for variant in self._variants():
                 graph, tokens = self._capture(partial(self._decode, variant))
-                inputs = self._rows(variant.rows)
+                inputs = self._rows(variant.rows, variant.masked)
                 self._captured[variant] = CapturedStep(graph, inputs, tokens)
         for width in WIDTHS:
             plan = dummy_plan(self.limits, decodes=1, chunks=0, chunk_length=0, num_top=width)
@@ -185,9 +182,9 @@ class GraphBackend(EagerBackend):
                 )
             else:
                 launched = self._launch_decode(plan, timer)
-            tokens, logits = self._sampled(plan, launched)
+            tokens = self._sampled(plan, launched)
             drawn = tokens if self._slots.history is None else tokens[TOKENS]
-            logprobs = self._logprobs(logits, drawn, plan.logprobs)
+            logprobs = self._logprobs(self._logits, drawn, plan.logprobs)
             read = self._results.copy(tokens)
             timer.stop()
             if self._passes is not None and launched is not None:
@@ -217,27 +214,20 @@ class GraphBackend(EagerBackend):
         timer.restart()
         return timer
 
-    def _sampled(self, plan: DevicePlan, launched: CapturedStep | None) -> tuple[Tensor, Tensor]:
-        """The tokens `[rows]` int32 of a step, and the model's logits of its rows or more rows.
+    def _sampled(self, plan: DevicePlan, launched: Tensor | None) -> Tensor:
+        """The tokens `[rows]` int32 of a step that has `launched` them for its rows or more rows.
 
-        The next step overwrites both. With a history, the results `[5, rows or more]` instead of
-        the tokens.
+        With a history, the results `[5, rows or more]` instead. The next step overwrites both.
         """
         if launched is None:
             nothing = self._inputs[:0]
-            return nothing if self._slots.history is None else nothing.view(NUM_RESULTS, 0), (
-                self._logits
-            )
-        tokens = launched.tokens
-        if plan.masks is not None and plan.logprobs is not None:
-            rows = launched.inputs.shape[1]
-            self._decoder.logits(self._last_hidden[:rows], out=self._logits[:rows])
+            return nothing if self._slots.history is None else nothing.view(NUM_RESULTS, 0)
         if self._slots.history is not None:
-            return tokens, self._logits
-        return tokens[: len(plan.sample_slots)], self._logits
+            return launched
+        return launched[: len(plan.sample_slots)]
 
-    def _launch_decode(self, plan: DevicePlan, timer: DeviceTimer) -> CapturedStep:
-        """Queues a decode step."""
+    def _launch_decode(self, plan: DevicePlan, timer: DeviceTimer) -> Tensor:
+        """Queues a decode step; its tokens as in `CapturedStep`."""
         decodes, masked = plan.num_decodes, plan.masks is not None
         groups = () if masked or self._shared is None else plan.groups
         buckets = self._shared_buckets if groups else self._decode_buckets
@@ -256,9 +246,9 @@ class GraphBackend(EagerBackend):
         packed = self._pack(plan, rows, writes)
         if plan.masks is not None:
             self._gate.pack(packed[MASK_INPUTS:], plan.masks, timer)
-        self._staging.copy_to(self._inputs[: packed.size], packed)
+        self._staging.copy_to(captured.inputs, packed)
         captured.graph.replay()
-        return captured
+        return captured.tokens
 
     def _variants(self) -> Iterator[Variant]:
         """The keys of `_captured`, largest first.
@@ -291,14 +281,10 @@ class GraphBackend(EagerBackend):
         assert pending is not None
         return pending.packed
 
-    def _rows(self, rows: int) -> Tensor:
-        """The input buffer of a decode step of `rows` rows, `[NUM_INPUTS, rows]`."""
-        return self._inputs[: NUM_INPUTS * rows].view(NUM_INPUTS, rows)
-
-    def _mask_rows(self, rows: int) -> Tensor:
-        """The inputs for masks of such a step, `[NUM_MASK_INPUTS, rows]`."""
-        begin, size = MASK_INPUTS * rows, NUM_MASK_INPUTS * rows
-        return self._inputs[begin : begin + size].view(NUM_MASK_INPUTS, rows)
+    def _rows(self, rows: int, masked: bool) -> Tensor:
+        """The input buffer of a decode step of `rows` rows, `[inputs, rows]`."""
+        inputs = MASK_INPUTS + NUM_MASK_INPUTS if masked else NUM_INPUTS
+        return self._inputs[: inputs * rows].view(inputs, rows)
 
     def _capture(self, run: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         """Captures `run`; returns the graph and the tensor that `run` returned."""
@@ -313,9 +299,10 @@ class GraphBackend(EagerBackend):
         With a history it returns the results `[5, rows]`.
         """
         rows, filtered = variant.rows, variant.filtered
-        ops, state, inputs = self._decoder.ops, self._slots, self._rows(rows)
+        ops, state, given = self._decoder.ops, self._slots, self._rows(rows, variant.masked)
+        inputs = given[:NUM_INPUTS]
         if variant.masked:
-            self._gate.begin(self._mask_rows(rows))
+            self._gate.begin(given[MASK_INPUTS:])
         slots, positions = inputs[SLOTS], inputs[POSITIONS]
         embedding, located = self._decoder.weights.embedding, None
         if state.history is None:
@@ -341,12 +328,11 @@ class GraphBackend(EagerBackend):
         if self._passes is not None:
             self._passes.after_decode(batch, inputs[PLACES])
         logits = self._decoder.logits(hidden, out=self._logits[:rows])
-        if variant.masked:
-            self._last_hidden[:rows].copy_(hidden)
-            self._gate.end(logits, self._mask_rows(rows))
+        masks = self._gate.end(given[MASK_INPUTS:]) if variant.masked else None
         if located is not None:
-            return state.sample_drafted(ops, logits, hidden, located, inputs[PLACES], filtered)
-        return state.sample(ops, logits, hidden, slots, inputs[INDICES], filtered)
+            places = inputs[PLACES]
+            return state.sample_drafted(ops, logits, hidden, located, places, filtered, masks)
+        return state.sample(ops, logits, hidden, slots, inputs[INDICES], filtered, masks)
 
     def _measure_rows(self) -> RowCosts:
         """The time of rows of decode steps, measured with padding rows."""

@@ -20,6 +20,7 @@ from torch import Tensor
 from pagewire.lifecycle.process import end_process
 from pagewire.packing import Int32Array
 from pagewire.worker.ops import Ops
+from pagewire.worker.ops.contract.sampling import TokenMasks
 from pagewire.worker.protocol.constraints.mask_memory import MaskMemory
 from pagewire.worker.protocol.constraints.slot_masks import StepMasks
 from pagewire.worker.protocol.queue_thread import QueueThread
@@ -66,12 +67,12 @@ class MaskGate:
                 self._ops.await_masks(self._ready, some, wanted)
                 self._ops.fetch_masks(self._host, some, self._masks)
 
-    def end(self, logits: Tensor, inputs: Tensor) -> None:
-        """Waits for the masks, then masks `logits [rows, vocabulary]` in place."""
+    def end(self, inputs: Tensor) -> TokenMasks:
+        """Waits for the masks; later captured work may read them."""
         self._ops.begin_wait(self._began)
         self._join()
         self._ops.end_wait(self._began, self._waits, inputs[TURNS])
-        self._ops.mask_logits(logits, inputs[MASK_ROWS], self._masks)
+        return TokenMasks(inputs[MASK_ROWS], self._masks)
 
     def pack(self, packed: Int32Array, step: StepMasks, timer: DeviceTimer) -> None:
         """Fills `packed [NUM_INPUTS, rows]` for a step that is launched next.

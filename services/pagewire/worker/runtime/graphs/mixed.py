@@ -65,13 +65,11 @@ class MixedGraphs:
         limits: Limits,
         row_buckets: list[int],
         logits: Tensor,
-        hidden: Tensor,
         gate: MaskGate,
         passes: DraftPasses | None = None,
     ) -> None:
         """Heads write their logits to the first rows of `logits [rows, vocab]`.
 
-        Heads with constrained rows write their input to the first rows of `hidden [rows, hidden]`.
         Bodies also write the KV of a drafter that has `passes`.
         """
         weights, config = decoder.weights, decoder.config
@@ -82,7 +80,6 @@ class MixedGraphs:
         self._sizes = body_sizes(limits)
         self._row_buckets = row_buckets
         self._logits = logits
-        self._last_hidden = hidden
         self._gate = gate
         self._passes = passes
         longest = max(body_length(size) for size in self._sizes)
@@ -115,8 +112,8 @@ class MixedGraphs:
             rows, _, masked = variant
             self._heads[variant] = CapturedStep(graph, self._rows(rows, masked), tokens)
 
-    def launch(self, plan: DevicePlan, chunks: Chunks, timer: DeviceTimer) -> CapturedStep | None:
-        """Queues a step; None if it has no sampling rows."""
+    def launch(self, plan: DevicePlan, chunks: Chunks, timer: DeviceTimer) -> Tensor | None:
+        """Queues a step; its tokens as in `CapturedStep`, or None if it has no sampling rows."""
         size = next(size for size in self._sizes if size.holds(plan))
         packed = pack_body(plan, chunks, size, self._limits.padding_slot)
         self._staging.copy_to(self._body_inputs[: len(packed)], packed)
@@ -131,7 +128,7 @@ class MixedGraphs:
             self._gate.pack(packed[NUM_INPUTS:], plan.masks, timer)
         self._staging.copy_to(head.inputs, packed)
         head.graph.replay()
-        return head
+        return head.tokens
 
     def _variants(self) -> Iterator[tuple[int, bool, bool]]:
         """The keys of `_heads`, largest first."""
@@ -185,13 +182,11 @@ class MixedGraphs:
         if self._passes is not None and located is not None:
             self._passes.after_head(located, inputs[ROWS])
         logits = self._decoder.logits(hidden, out=self._logits[: len(hidden)])
-        if masked:
-            self._last_hidden[: len(hidden)].copy_(hidden)
-            self._gate.end(logits, inputs[NUM_INPUTS:])
+        masks = self._gate.end(inputs[NUM_INPUTS:]) if masked else None
         ops = self._decoder.ops
         if located is not None:
-            return self._slots.sample_drafted(ops, logits, hidden, located, places, filtered)
-        return self._slots.sample(ops, logits, hidden, slots, inputs[INDICES], filtered)
+            return self._slots.sample_drafted(ops, logits, hidden, located, places, filtered, masks)
+        return self._slots.sample(ops, logits, hidden, slots, inputs[INDICES], filtered, masks)
 
     def _pack_head(self, plan: DevicePlan, bucket: int) -> Int32Array:
         """The inputs `[inputs, bucket]` of a plan without its masks.

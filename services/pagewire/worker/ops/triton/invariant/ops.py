@@ -53,7 +53,6 @@ from pagewire.worker.ops.triton.masks import await_masks as await_masks
 from pagewire.worker.ops.triton.masks import begin_wait as begin_wait
 from pagewire.worker.ops.triton.masks import end_wait as end_wait
 from pagewire.worker.ops.triton.masks import fetch_masks as fetch_masks
-from pagewire.worker.ops.triton.masks import mask_logits as mask_logits
 from pagewire.worker.ops.triton.quantized.grouped import grouped_linear as grouped_linear
 from pagewire.worker.ops.triton.quantized.grouped import grouped_linear_add as grouped_linear_add
 from pagewire.worker.ops.triton.quantized.linear import arranged as arranged
