@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -162,7 +163,7 @@ def compile_cases() -> dict[str, list[dict]]:
     for module in (activation, adjustments, filters, linear, logprobs_module, norm, sampling):
         module.dependent_launch = lambda device: True
 
-    def count(launch: Launch) -> dict[str, int]:
+    def count(launch: Launch) -> dict[str, Any]:
         return {
             "wide_loads": sum(".v4" in line for line in loads(launch.ptx)),
             "volatile_loads": launch.count("ld.volatile.global"),
@@ -171,6 +172,7 @@ def compile_cases() -> dict[str, list[dict]]:
             "waits": launch.count("griddepcontrol.wait"),
             "loads_before_wait": len(loads(launch.ptx.split("griddepcontrol.wait")[0])),
             "resident": launch.resident,
+            "reduced": launch.reduced,
         }
 
     return counts_of_cases(CASES, count)
@@ -247,6 +249,20 @@ def test_draws_fill_the_multiprocessor_with_and_without_masks(case, launches):
     ]
     assert len(resident) == 4
     assert min(resident) >= PROGRAMS_PER_MULTIPROCESSOR
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("draws")])
+def test_masks_do_not_change_the_order_of_sums(case, launches):
+    """Else the bits of a row would depend on whether another row of its batch has a mask."""
+    found = [
+        (launch["kernel"], launch["reduced"])
+        for launch in launches[case]
+        if launch["kernel"] in ("_search_kernel", "_draw_kernel")
+    ]
+    half = len(found) // 2
+    assert half == 10  # eight steps of the search and two draws
+    assert all(types for _, types in found)
+    assert found[:half] == found[half:]
 
 
 def test_skinny_gemms_run_on_tensor_cores(launches):

@@ -41,6 +41,7 @@ class Launch:
     spilled: int
     serialized: bool  # the assembler lets no instructions of the tensor cores overlap
     neighbours: tuple[int, ...]  # each count of adjacent operand columns in one thread
+    reduced: tuple[str, ...]  # the types of reduced tensors, whose layouts set the order of sums
 
     @property
     def resident(self) -> int:
@@ -65,7 +66,7 @@ def recorded_launches() -> Iterator[list[Launch]]:
 
 
 def counts_of_cases(
-    cases: dict[str, tuple], count: Callable[[Launch], dict[str, int]]
+    cases: dict[str, tuple], count: Callable[[Launch], dict[str, Any]]
 ) -> dict[str, list[dict]]:
     """Compile the launches of each case, a function and its arguments.
 
@@ -126,7 +127,14 @@ def _compile(kernel: JITFunction, args: tuple, kwargs: dict) -> Launch:
         neighbours=tuple(
             sorted({int(n) for n in re.findall(r"kWidth = (\d+)", compiled.asm["ttgir"])})
         ),
+        reduced=_reduced(compiled.asm["ttgir"]),
     )
+
+
+def _reduced(ir: str) -> tuple[str, ...]:
+    layouts = dict(re.findall(r"^(#\w+) = (#ttg.*)$", ir, re.MULTILINE))
+    types = re.findall(r"^ *}\) : \((.*)\) ->", ir, re.MULTILINE)
+    return tuple(re.sub(r"#\w+", lambda name: layouts.get(name[0], name[0]), t) for t in types)
 
 
 def keep_report(*arguments: Any) -> tuple[str, str] | None:
