@@ -1,5 +1,6 @@
 """Answers as server-sent events."""
 
+import asyncio
 import json
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -164,6 +165,14 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the whole stream; an error becomes its last event."""
         try:
+            # In a task of its own: each wake-up of a task passes through all of its coroutines,
+            # and above this one are more than twenty of the web framework.
+            await asyncio.create_task(self._send_stream(scope, send))
+        finally:
+            self._run.close()
+
+    async def _send_stream(self, scope: Scope, send: Send) -> None:
+        try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await self._send_output(send)
             await _send_text(send, self._writer.closing(self._run.generations), more=False)
@@ -172,8 +181,6 @@ class EventStream(Response):
         except RequestError as error:
             scope["state"]["outcome"] = "failed"
             await _send_text(send, self._writer.failure(error), more=False)
-        finally:
-            self._run.close()
 
     async def _send_output(self, send: Send) -> None:
         updated, write = self._first, self._plain
