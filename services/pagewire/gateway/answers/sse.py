@@ -21,6 +21,10 @@ from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.pacer import Pacer
 from pagewire.gateway.generation.prompt_log import PromptLog
 
+# The key of the server's own `send` in the state of a request. The framework's layers look at the
+# beginning and the end of an answer, so the pieces between need not pass through them.
+SEND = "send"
+
 DONE = "data: [DONE]\n\n"
 _LARGE_PIECE = 4096  # characters
 _PLACEHOLDER = "\x00"  # stands for the text while the rest of a chunk is formatted
@@ -174,7 +178,7 @@ class EventStream(Response):
     async def _send_stream(self, scope: Scope, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await self._send_output(send)
+            await self._send_output(scope["state"].get(SEND, send))
             await _send_text(send, self._writer.closing(self._run.generations), more=False)
         except ClientGoneError:
             scope["state"]["outcome"] = "client_gone"

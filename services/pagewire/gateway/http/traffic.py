@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagewire.drain_rate import DrainRate
 from pagewire.errors import Code, RequestError
+from pagewire.gateway.answers.sse import SEND
 from pagewire.gateway.api.messages.errors import is_anthropic
 from pagewire.gateway.error_responses import error_response
 from pagewire.gateway.errors import ApiError
@@ -73,6 +74,7 @@ class Traffic:
                 await app(scope, receive, send)
                 return
             state = scope.setdefault("state", {})
+            state[SEND] = send
 
             async def send_noting_status(message: Message) -> None:
                 if message["type"] == "http.response.start":
