@@ -163,6 +163,7 @@ def main() -> None:
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--load-format", default="safetensors")
     parser.add_argument("--num-slots", type=int, default=128)
+    parser.add_argument("--mask-processes", type=int, help="processes that compute masks")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[16], help="requests at once")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--turns", type=int, default=4, help="requests of each client in a round")
@@ -181,6 +182,8 @@ def main() -> None:
             return await task(Client(stack.url, session), args)
 
     settings = {"model": args.model, "load_format": args.load_format, "num_slots": args.num_slots}
+    if args.mask_processes is not None:
+        settings["mask_processes"] = args.mask_processes
     stack = temporary_stack(**settings, max_waiting_seconds=math.inf)
     figures = launch(full_stack, stack, quiet, measure)
     if figures is None:
