@@ -27,8 +27,8 @@ from pagewire.rpc.credentials import Credentials
 # `pagewire --help` does not wait for torch.
 
 # gRPC's event engine reads on a pool of threads that must be woken. Without it, the thread that
-# wakes the event loop reads: a scheduler's step at an H200's pace needs an eighth less CPU, and a
-# gateway's answers that are not streamed a tenth less. gRPC reads this variable when it is
+# wakes the event loop reads. Then a scheduler's step at an H200's pace needs an eighth less CPU,
+# and a gateway needs a tenth less for answers without streams. gRPC reads this variable when it is
 # imported. So the modules that all commands import must not import gRPC. A release without these
 # names logs this and continues.
 _NO_EVENT_ENGINE = "-event_engine_client,-event_engine_listener"
