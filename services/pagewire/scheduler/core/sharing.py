@@ -111,13 +111,15 @@ class Sharing:
         held = self.held()
         shares = fair_shares(held, len(self._standings))
         room = shares[self.name] - held[self.name]
+        # Also without room: a worker may be left that no other scheduler reaches.
+        claims, again_in = self._claims(room, held, now)
         if room >= 0:
-            claims, again_in = self._claims(room, held, now)
             return Moves(claims=claims, again_in=again_in)
         wait = self._changed_at + self._settle - now
         if wait > 0:
-            return Moves(again_in=wait)
-        return Moves(releases=self._releases(-room, held, shares, load))
+            return Moves(claims=claims, again_in=wait if again_in is None else min(wait, again_in))
+        releases = self._releases(-room, held, shares, load)
+        return Moves(claims=claims, releases=releases, again_in=again_in)
 
     def held(self) -> dict[str, int]:
         """The number of workers that each known scheduler holds, this one included."""
