@@ -53,9 +53,11 @@ def fair_shares(held: dict[str, int], num_workers: int) -> dict[str, int]:
     """The number of workers that each scheduler should hold, from the numbers it holds now.
 
     The remainder goes to those that hold the most, then by name, so that the fewest workers move.
+    Schedulers that hold less than an equal part count as equal, because reports of their claims may
+    be on the way: else two could find that they hold the most, and claim the same remainder.
     """
     each, rest = divmod(num_workers, len(held))
-    ranked = sorted(held, key=lambda name: (-held[name], name))
+    ranked = sorted(held, key=lambda name: (-max(held[name], each), name))
     return {name: each + (rank < rest) for rank, name in enumerate(ranked)}
 
 
