@@ -31,6 +31,7 @@ CASES: list[Case] = [
     (f"{_BEGIN}{_CALL}f{_SEP} {{}}{_END}", [("f", "{}")]),
     (f"{_BEGIN}{_CALL}function{_SEP}f\n```json\n{{}}{_END}", [("f", "{}")]),
     # cut off
+    (f"{_BEGIN}{_CALL}function{_SEP}f\n```json\n{{}}\n```", [("f", "{}")]),
     (f'{_BEGIN}{_CALL}f{_SEP}{{"a": "b', [["f", '{"a": "b']]),
     (f'{_BEGIN}{_CALL}function{_SEP}f\n```json\n{{"a": 1', [["f", '{"a": 1']]),
     (f"{_BEGIN}{_CALL}f{_SEP}", [f"{_BEGIN}{_CALL}f{_SEP}"]),

@@ -52,6 +52,8 @@ CASES: list[Case] = [
     ("<tool_call>", ["<tool_call>"]),
     ("<tool_c", ["<tool_c"]),
     (f"{F}\n<tool_ca", [("f", "{}"), "<tool_ca"]),
+    (F.removesuffix("/tool_call>"), [("f", "{}")]),
+    (F.removesuffix("ll>"), [("f", "{}")]),
     (
         '<tool_call>{"name": "f", "arguments": "{\\"a',
         ['<tool_call>{"name": "f", "arguments": "{\\"a'],

@@ -31,6 +31,9 @@ GLM: list[Case] = [
     ("<tool_call>f</tool_call>\n<tool_call>f</tool_call>", [("f", "{}"), ("f", "{}")]),
     ("<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>ab", [["f", '{"s": "ab']]),
     ("<tool_call>f\n<arg_key>s", [["f", ""]]),
+    ("<tool_call>f\n<arg_key>s</arg", [["f", ""]]),
+    ("<tool_call>f\n<arg_key>s</arg_key>\n<arg_va", [["f", ""]]),
+    ("<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>ab</arg_value>\n<ar", [["f", '{"s": "ab"']]),
     ("Use <tool_call> here", ["Use <tool_call> here"]),
 ]
 GRANITE: list[Case] = [
@@ -45,6 +48,10 @@ SEED: list[Case] = [
         "<seed:tool_call>\n<function=f>\n<parameter=s>a</parameter>\n</function>\n"
         "</seed:tool_call>",
         [("f", '{"s": "a"}')],
+    ),
+    (
+        "<seed:tool_call>\n<function=f>\n<parameter=s>a</parameter>\n</functi",
+        [["f", '{"s": "a"']],
     ),
     ("<seed:tool_call>", ["<seed:tool_call>"]),
 ]

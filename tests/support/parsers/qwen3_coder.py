@@ -93,6 +93,11 @@ CASES: list[Case] = [
     ("<tool_call>\n<function=f>\n<parameter=s>\nab\n</param", [["f", '{"s": "ab\\n</param']]),
     ("<tool_call>\n<function=f>\n<parameter=i>\n12", [["f", '{"i": ']]),
     ("<tool_call>\n<function=f>\n<parameter=s>\na\n</parameter>\n", [["f", '{"s": "a"']]),
+    *(
+        (f"<tool_call>\n<function=f>\n<parameter=s>\na\n</parameter>\n{cut}", [["f", '{"s": "a"']])
+        for cut in ("<", "</func", "</function", "<param", "<parameter")
+    ),
+    (F.removesuffix("call>"), [("f", "{}")]),
     ("<tool_call>\n<function=f>\n", ["<tool_call>\n<function=f>\n"]),
     ("<tool_call>\n<function=f", ["<tool_call>\n<function=f"]),
     ("<tool_call>\n", ["<tool_call>\n"]),

@@ -64,7 +64,8 @@ class CallReader:
         else:
             raise MalformedError
         yield from reader.spaces()
-        yield from reader.match(spec.ends)
+        # A tag of named calls that is cut off may also begin another call.
+        yield from (reader.closing if spec.named is None else reader.match)(spec.ends)
 
     def _begin(self, name: str) -> None:
         if not name or len(name) > _MAX_NAME or (self._known_only and name not in self._tools):
@@ -181,7 +182,7 @@ class CallReader:
         while not spec.begin or (yield from reader.match((spec.begin,))) is not None:
             yield from self._named_call(spec)
             yield from reader.spaces()
-            if (yield from reader.match(spec.ends)) is not None:
+            if (yield from reader.closing(spec.ends)) is not None:
                 yield from reader.spaces()
             reader.keep()
             if not spec.begin:
@@ -231,10 +232,10 @@ class CallReader:
         while tag == spec.key_begin:
             reader.keep()
             key = yield from reader.whole_run(_KEY)
-            found = yield from reader.match((spec.key_end,))
+            found = yield from reader.closing((spec.key_end,))
             if found is not None and spec.value_begin:
                 yield from reader.spaces()
-                found = yield from reader.match((spec.value_begin,))
+                found = yield from reader.closing((spec.value_begin,))
             if found is None or not key or len(key) > _MAX_NAME:
                 raise MalformedError
             reader.forget()
@@ -247,7 +248,7 @@ class CallReader:
                 yield from read_json_value(reader, spec, allowed, sink.arguments)
             reader.keep()
             yield from reader.spaces()
-            tag = yield from reader.match((spec.key_begin, spec.end))
+            tag = yield from reader.closing((spec.key_begin, spec.end))
             if tag is None:
                 sink.arguments("}" if (yield from reader.more()) else "")
                 raise MalformedError

@@ -111,6 +111,14 @@ class Reader:
                 return self.take(len(best)) or None
             yield
 
+    def closing(self, tags: Iterable[str]) -> Reading[str | None]:
+        """Reads a tag as `match` does, or the beginning of one that the end of the text cuts off."""
+        found = yield from self.match(tags)
+        left = self._text[self._at :]
+        if found is None and left and any(tag.startswith(left) for tag in tags):
+            self.take(len(left))
+        return found
+
     def _may_grow(self, tags: Iterable[str], found: int) -> bool:
         """Whether a tag longer than `found` might match after more text."""
         left = len(self._text) - self._at
