@@ -40,8 +40,13 @@ class Tool:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The schema of the arguments; that of an empty object without parameters."""
-        return self.parameters or {"type": "object", "additionalProperties": False}
+        """The schema of the arguments, which are an object even if the parameters name no type.
+
+        Without parameters it is the schema of an empty object.
+        """
+        if not self.parameters:
+            return {"type": "object", "additionalProperties": False}
+        return {"type": "object", **self.parameters}
 
     def argument_types(self) -> dict[str, frozenset[str]]:
         """The JSON types that each argument may have; an empty set stands for any."""

@@ -224,6 +224,23 @@ def test_strict_tools_are_enforced_where_a_call_begins(parser: str, texts: tuple
     assert conversation(F).constraint(model) is None
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False},
+        {"anyOf": [{"type": "string"}, SCHEMA]},
+        {"$ref": "#/$defs/S", "$defs": {"S": SCHEMA}},
+        {"description": "anything"},
+    ],
+)
+def test_arguments_are_an_object_even_if_the_schema_names_no_type(schema: dict[str, Any]) -> None:
+    forced = conversation(Tool("f", parameters=schema), mode="required")
+    grammar = grammar_of(forced.constraint(ServedModel(100, "hermes")))
+    assert accepts(grammar, HERMES.format("f", '{"a": 1}'))
+    for other in ("5", '"text"', "[]"):
+        assert not accepts(grammar, HERMES.format("f", other))
+
+
 def test_a_strict_tool_that_cannot_be_enforced_is_refused() -> None:
     pattern = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^a"}}}
     for parser, schema in (("kimi_k2", SCHEMA), ("qwen3_coder", pattern)):
