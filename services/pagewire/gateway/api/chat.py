@@ -126,6 +126,11 @@ class Message(Strict):
                     f"{path}.{field}", f"{path}.{field} belongs to messages of role {owner} only"
                 )
         reasoning = self.reasoning if self.reasoning_content is None else self.reasoning_content
+        if self.reasoning is not None and self.reasoning != reasoning:
+            raise invalid(
+                f"{path}.reasoning",
+                f"{path}.reasoning and {path}.reasoning_content differ; give one",
+            )
         if self.content is None and role != "assistant":
             raise invalid(f"{path}.content", f"{path}.content is required")
         calls = self.tool_calls or ()

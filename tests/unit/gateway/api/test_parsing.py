@@ -183,3 +183,14 @@ def test_a_prompt_as_long_as_the_context_is_too_long_by_its_own_message(
     body = json.dumps({"prompt": [1] * 10, "echo": True, "max_tokens": max_tokens}).encode()
     with pytest.raises(RequestError, match=f"length is 10 .* you requested {requested} tokens"):
         JobParser(BodyLimits()).parse("completions", body, {"m": ServedModel(10)})
+
+
+def test_two_names_of_the_reasoning_must_agree() -> None:
+    def read(**fields: str) -> None:
+        messages = [{"role": "assistant", "content": "a", **fields}]
+        JobParser(BodyLimits()).parse("chat", chat(messages=messages), MODELS)
+
+    read(reasoning="so", reasoning_content="so")
+    with pytest.raises(RequestError) as refused:
+        read(reasoning="so", reasoning_content="no")
+    assert refused.value.field == "messages[0].reasoning"

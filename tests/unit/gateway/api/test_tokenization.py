@@ -54,6 +54,17 @@ def test_a_chat_is_rendered_as_the_chat_endpoint_renders_it() -> None:
     assert not tokenize(messages=CHAT).HasField("add_special_tokens")
 
 
+def test_the_tokens_of_a_message_are_counted_as_they_would_be_sent() -> None:
+    def count(**fields: Any) -> pb.TokenizeRequest:
+        body = json.dumps({"messages": CHAT, **fields}).encode()
+        return pb.TokenizeRequest.FromString(PARSER.text_call("count_tokens", body, MODELS).request)
+
+    assert not count().HasField("add_special_tokens")
+    assert count(add_special_tokens=True).add_special_tokens
+    refused = refusal("count_tokens", messages=CHAT, truncate_prompt_tokens=3)
+    assert refused.field == "truncate_prompt_tokens"
+
+
 def test_a_chat_may_be_rendered_otherwise() -> None:
     chat = tokenize(
         messages=CHAT,

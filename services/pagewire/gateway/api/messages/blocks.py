@@ -49,12 +49,10 @@ class OtherBlock(Strict):
 
     type: str
 
-    def refusal(self, path: str) -> RequestError:
+    def refusal(self, path: str, supported: str) -> RequestError:
         """The error that names the type."""
         return invalid(
-            f"{path}.type",
-            f"{path}.type is {quoted(self.type)}; supported are text, thinking, tool_use and "
-            "tool_result",
+            f"{path}.type", f"{path}.type is {quoted(self.type)}; supported here: {supported}"
         )
 
 
@@ -157,11 +155,11 @@ def text_of(content: str | list[Any], path: str) -> str:
     return "\n".join(_text(block, f"{path}[{i}]") for i, block in enumerate(content))
 
 
-def _text(block: Any, path: str) -> str:
+def _text(block: Any, path: str, supported: str = "text") -> str:
     if isinstance(block, TextBlock):
         return block.text
     if isinstance(block, OtherBlock):
-        raise block.refusal(path)
+        raise block.refusal(path, supported)
     raise _misplaced(block, path)
 
 
@@ -171,7 +169,7 @@ def _user_turns(blocks: list[Any], path: str) -> list[Turn]:
     for index, block in enumerate(blocks):
         place = f"{path}[{index}]"
         if not isinstance(block, ToolResultBlock):
-            texts.append(_text(block, place))
+            texts.append(_text(block, place, "text and tool_result"))
             continue
         if texts:
             turns.append(Turn("user", "\n".join(texts)))
@@ -194,7 +192,7 @@ def _assistant_turn(blocks: list[Any], path: str) -> Turn:
             arguments = json.dumps(block.input, ensure_ascii=False)
             calls.append(ToolCall(block.id, block.name, arguments, f"{place}.input"))
         else:
-            texts.append(_text(block, place))
+            texts.append(_text(block, place, "text, thinking and tool_use"))
     content = "\n".join(texts) if texts or not calls else None
     return Turn(
         "assistant", content, None, tuple(calls), None, "\n".join(thinking) if thinking else None

@@ -148,10 +148,17 @@ class MessagesRequest(GenerationFields):
 
     def count(self, model: str, limits: BodyLimits) -> TextCall:
         """The call that counts the tokens of the prompt."""
+        if self.truncate_prompt_tokens is not None:
+            field = "truncate_prompt_tokens"
+            raise invalid(
+                field, f"{field} has no effect on the count of the whole prompt; remove it"
+            )
         chat = self.to_conversation().chat_input(limits.tools)
         chat.continue_final_message = self.continues
-        request = pb.TokenizeRequest(model=model, chat=chat).SerializeToString()
-        return TextCall("Tokenize", model, request, "count")
+        request = pb.TokenizeRequest(
+            model=model, chat=chat, add_special_tokens=self.add_special_tokens
+        )
+        return TextCall("Tokenize", model, request.SerializeToString(), "count")
 
     def _thinks(self) -> bool:
         """Whether thinking is asked for; it is off by default, as in Anthropic's API."""

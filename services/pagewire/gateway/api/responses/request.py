@@ -223,6 +223,8 @@ class ResponsesRequest(GenerationFields):
             raise invalid(
                 "response_format", "response_format is given; its name here is text.format"
             )
+        if given is not None and given.type != "json_schema" and given.schema_ is not None:
+            raise invalid("text.format.schema", "text.format.schema needs type json_schema")
         if given is None or given.type == "text":
             return super().wanted_output()
         if given.type == "json_schema" and given.schema_ is None:

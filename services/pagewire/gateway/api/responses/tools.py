@@ -77,6 +77,7 @@ def tool_options(
     """The tools and the choice among them; RequestError names a field that is not valid."""
     given = tuple(tool.to_tool(f"tools[{i}]") for i, tool in enumerate(tools))
     if isinstance(choice, ChoiceObject):
+        _check_fields(choice)
         if choice.type == "allowed_tools":
             mode = _mode(choice.mode or "auto", "tool_choice.mode")
             return ToolOptions(_allowed(given, choice), ToolChoice(mode), parallel, max_calls)
@@ -87,6 +88,18 @@ def tool_options(
         return ToolOptions(given, ToolChoice("named", choice.name), parallel, max_calls)
     wanted = _mode("auto" if choice is None else choice, "tool_choice")
     return ToolOptions(given, ToolChoice(wanted), parallel, max_calls)
+
+
+def _check_fields(choice: ChoiceObject) -> None:
+    """RequestError for a field of another type of choice, and without the allowed tools."""
+    several = choice.type == "allowed_tools"
+    for name in ("name",) if several else ("mode", "tools"):
+        if getattr(choice, name) is not None:
+            field, owner = f"tool_choice.{name}", "function" if several else "allowed_tools"
+            raise invalid(field, f"{field} needs tool_choice.type {owner}; remove it")
+    if several and not choice.tools:
+        field = "tool_choice.tools"
+        raise invalid(field, f"{field} names no tool; name some, or use tool_choice: none")
 
 
 def _allowed(tools: tuple[Tool, ...], choice: ChoiceObject) -> tuple[Tool, ...]:

@@ -23,6 +23,7 @@ RESPONSE: Neutral = {
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
     "chat_template": (),
+    "chat_template_kwargs": ({},),
 }
 # Clients repeat ids and states of items from earlier responses. No item is looked up by its id.
 ITEM_HINTS = frozenset({"id", "status", "phase", "created_by", "agent", "recipient"})

@@ -245,6 +245,23 @@ def test_what_is_refused_is_named(fields: dict[str, Any], field: str) -> None:
     assert field in refused.value.message
 
 
+@pytest.mark.parametrize(
+    ("message", "supported"),
+    [
+        (user({"type": "image"}), "text and tool_result"),
+        (user({"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image"}]}), "text"),
+        (
+            {"role": "assistant", "content": [{"type": "redacted_thinking"}]},
+            "text, thinking and tool_use",
+        ),
+    ],
+)
+def test_a_refusal_names_the_blocks_of_its_place(message: Any, supported: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        read(messages=[message])
+    assert refused.value.message.endswith(f"; supported here: {supported}")
+
+
 def test_hints_are_accepted_and_unknown_fields_named() -> None:
     body = {
         "max_tokens": 1,

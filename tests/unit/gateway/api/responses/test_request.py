@@ -222,10 +222,33 @@ def test_the_response_repeats_the_request() -> None:
             },
             "tool_choice.tools[0].name",
         ),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "name": "f", "mode": "auto"}},
+            "tool_choice.mode",
+        ),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "name": "f", "tools": []}},
+            "tool_choice.tools",
+        ),
+        (
+            {
+                "tools": [TOOL],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "name": "f",
+                    "tools": [{"type": "function", "name": "f"}],
+                },
+            },
+            "tool_choice.name",
+        ),
+        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.tools"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_object", "schema": {}}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"text": {"format": {"type": "json_object"}}, "guided_regex": "a"}, "guided_regex"),
         ({"stream_options": {"include_usage": True}}, "stream_options.include_usage"),
