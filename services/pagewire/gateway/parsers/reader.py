@@ -112,7 +112,7 @@ class Reader:
             yield
 
     def closing(self, tags: Iterable[str]) -> Reading[str | None]:
-        """Reads a tag as `match` does, or the beginning of one that the end of the text cuts off."""
+        """Reads a tag as `match` does. A beginning of a tag at the text's end is dropped."""
         found = yield from self.match(tags)
         left = self._text[self._at :]
         if found is None and left and any(tag.startswith(left) for tag in tags):
