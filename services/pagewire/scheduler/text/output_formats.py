@@ -85,7 +85,7 @@ def find_formats(
     return OutputFormats(
         tools,
         reasoning,
-        tuple(_start(template, spec, thinking) for thinking in (None, True, False)),
+        _starts(template, spec),
         token_id(spec.ends[0]),
     )
 
@@ -102,17 +102,31 @@ def detect_reasoning(source: str) -> str:
     return next(found, "")
 
 
-def _start(template: Template, spec: ReasoningFormat, thinking: bool | None) -> pb.ReasoningStart:
-    """How reasoning begins after a prompt of the template."""
+def _starts(template: Template, spec: ReasoningFormat) -> tuple[pb.ReasoningStart, ...]:
+    """How reasoning begins after prompts of the template: by default, turned on, turned off."""
     if spec.channels:  # what ends reasoning ends all messages, also those of the prompt
-        return pb.REASONING_START_BY_MODEL
+        return (pb.REASONING_START_BY_MODEL,) * 3
+    default, on, off = (_prompt(template, thinking) for thinking in (None, True, False))
+    starts = [_start(prompt, spec) for prompt in (default, on, off)]
+    # A template that turns reasoning off may do so without tags.
+    if starts[2] == pb.REASONING_START_BY_MODEL and "" not in (on, off) and on != off:
+        starts[2] = pb.REASONING_START_NONE
+    return tuple(starts)
+
+
+def _prompt(template: Template, thinking: bool | None) -> str:
+    """A prompt of the template; empty if it refuses the conversation."""
     variables: dict[str, Any] = {"tools": None, "documents": None}
     if thinking is not None:
         variables |= dict.fromkeys(_THINKING, thinking)
     try:
-        prompt = template.render([{"role": "user", "content": _QUESTION}], True, variables)
-    except RequestError:  # the template refuses this conversation
-        return pb.REASONING_START_BY_MODEL
+        return template.render([{"role": "user", "content": _QUESTION}], True, variables)
+    except RequestError:
+        return ""
+
+
+def _start(prompt: str, spec: ReasoningFormat) -> pb.ReasoningStart:
+    """How reasoning begins after a prompt, by the tags at its end."""
     ending = prompt.rpartition(_QUESTION)[2]
     opened = max(ending.rfind(tag) for tag in spec.begins)
     closed = max(ending.rfind(tag) for tag in spec.ends)

@@ -79,6 +79,14 @@ def test_the_format_of_reasoning_is_detected(name: str, template: str) -> None:
             "{% if thinking is defined and thinking %}<think>{% else %}</think>{% endif %}",
             [NONE, IN_PROMPT, NONE],
         ),
+        (
+            "{% if enable_thinking is not defined or enable_thinking %}<think>\n{% endif %}",
+            [IN_PROMPT, IN_PROMPT, NONE],
+        ),
+        (
+            "{{ '</think>' if old else '' }}{% if thinking %}Think first.{% endif %}",
+            [BY_MODEL, BY_MODEL, NONE],
+        ),
         ("{{ raise_exception('</think>') }}", [BY_MODEL] * 3),
     ],
 )
