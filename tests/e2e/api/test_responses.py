@@ -147,6 +147,10 @@ async def test_what_needs_state_is_refused(client: openai.AsyncOpenAI) -> None:
         await client.responses.create(model="text", input="x " * 9000)
     assert too_long.value.code == "context_length_exceeded"
     assert too_long.value.param == "input"
+    assert "the length of the input" in too_long.value.message
+    with pytest.raises(openai.BadRequestError, match="max_output_tokens") as too_long:
+        await client.responses.create(model="text", input="x", max_output_tokens=9000)
+    assert too_long.value.param == "input"
 
 
 @pytest.mark.parametrize("victim", ["worker-0", "scheduler-0"])

@@ -34,6 +34,12 @@ def test_a_context_that_is_too_long_is_refused_in_the_words_of_openai(
     length = client.models.retrieve(EMBEDDED_NAME).max_model_len  # type: ignore[attr-defined]
     for call, part, requested, counts in (
         (lambda: chat(client, max_tokens=length), "messages", "", f"{length} in the completion"),
+        (
+            lambda: chat(client, max_completion_tokens=length),
+            "messages",
+            "",
+            "max_completion_tokens",
+        ),
         (lambda: complete(client, "fox", max_tokens=length), "prompt", "", "in the completion"),
         (lambda: complete(client, [5] * length), "prompt", f"{length + 16}", f"{length} in the"),
         (lambda: chat(client, long_chat(length * 2)), "messages", "more than ", "in the messages"),

@@ -332,7 +332,8 @@ async def _refused_page(process: GatewayProcess) -> None:
                 if refused.status_code == 429:
                     break
     assert refused.headers["access-control-allow-origin"] == ORIGIN
-    assert "retry-after" in refused.headers["access-control-expose-headers"]
+    exposed = refused.headers["access-control-expose-headers"].split(", ")
+    assert {"retry-after", "x-request-id", "request-id"} <= {*exposed}
     writer.close()
 
 

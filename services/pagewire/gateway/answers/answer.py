@@ -69,13 +69,8 @@ async def answer(
             await run.next_updates()
     except BaseException as error:
         run.close()
-        if isinstance(error, RequestError) and (
-            error.reason == CONTEXT_LENGTH_EXCEEDED or error.field in _INPUT_FIELDS
-        ):
-            begin = f"{error.field}: "
-            if error.message.startswith(begin):
-                error.message = f"{job.input_field}: {error.message.removeprefix(begin)}"
-            error.field = job.input_field  # as in OpenAI's API, also where max_tokens is too large
+        if isinstance(error, RequestError):
+            _use_names_of(job, error)
         raise
     run.close()
     if isinstance(job.formatter, AnswerForm):
@@ -83,6 +78,19 @@ async def answer(
     if isinstance(job.formatter, PooledForm):
         return PacedJson(await pooled_body(job.formatter, run))
     return PacedJson(await (_body if job.output is None else parsed_body)(job, run))
+
+
+def _use_names_of(job: Job, error: RequestError) -> None:
+    """Gives the input, and the limit of the output, their names in the request's body."""
+    if error.reason == CONTEXT_LENGTH_EXCEEDED:
+        error.message = error.message.replace("max_tokens", job.limit_field)
+        error.message = error.message.replace("the messages", f"the {job.input_field}")
+        error.field = job.input_field  # as in OpenAI's API, also where max_tokens is too large
+    elif error.field in _INPUT_FIELDS:
+        begin = f"{error.field}: "
+        if error.message.startswith(begin):
+            error.message = f"{job.input_field}: {error.message.removeprefix(begin)}"
+        error.field = job.input_field
 
 
 async def _body(job: Job, run: Run) -> list[bytes]:

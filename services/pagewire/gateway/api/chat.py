@@ -235,6 +235,7 @@ class ChatRequest(GenerationFields):
             details=self.details(prompt_in_choice=False),
             output=output,
             input_field="messages",
+            limit_field=self.max_tokens_name,
             prompts=(wishes,) if wishes.needs_scheduler else (),
             max_prompt_logprobs=limits.max_prompt_logprobs,
         )

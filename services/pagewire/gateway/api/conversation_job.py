@@ -70,4 +70,5 @@ def conversation_job(
         output=output,
         request_id=fields.request_id,
         input_field=conversation.input_field,
+        limit_field=fields.max_tokens_name,
     )

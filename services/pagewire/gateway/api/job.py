@@ -22,7 +22,8 @@ class Job:
     the candidates of a prompt share are in `common`, once for each prompt. `prompts` is what the
     answer contains of each prompt, empty for nothing; `max_prompt_logprobs` bounds it. `ignored`
     names fields of the body that have no meaning here. `details` is what the answer shows beside
-    the text. `input_field` is the field with the prompt, and `request_id` is the body's.
+    the text. `input_field` is the field with the prompt, `limit_field` the one with the limit of
+    the output, and `request_id` is the body's.
     """
 
     requests: list[pb.GenerateRequest]
@@ -39,6 +40,7 @@ class Job:
     # The format of the text; None if all text is content.
     output: OutputFormat | None = None
     input_field: str = "prompt"
+    limit_field: str = "max_tokens"
     prompts: tuple[PromptWishes, ...] = ()
     max_prompt_logprobs: int = 0
 

@@ -14,6 +14,7 @@ _EXPOSED = [
     "retry-after",
     IGNORED_HEADER,
     request_ids.HEADER,
+    "request-id",  # the name that Anthropic's clients read
     *(
         f"x-ratelimit-{name}-{kind}"
         for kind in ("requests", "tokens")

@@ -155,9 +155,9 @@ class MessagesRequest(GenerationFields):
             )
         chat = self.to_conversation().chat_input(limits.tools)
         chat.continue_final_message = self.continues
-        request = pb.TokenizeRequest(
-            model=model, chat=chat, add_special_tokens=self.add_special_tokens
-        )
+        request = pb.TokenizeRequest(model=model, chat=chat)
+        if self.add_special_tokens is not None:
+            request.add_special_tokens = self.add_special_tokens
         return TextCall("Tokenize", model, request.SerializeToString(), "count")
 
     def _thinks(self) -> bool:
