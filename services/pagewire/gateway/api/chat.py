@@ -283,6 +283,7 @@ class ChatRequest(GenerationFields):
             ReasoningOptions(self.include_reasoning is not False, self.reasoning_effort),
             kwargs,
             self._adds_generation_prompt(),
+            template=self.chat_template,
         )
 
     def chat_input(self, limits: BodyLimits) -> pb.ChatInput:

@@ -31,7 +31,8 @@ class ReasoningOptions:
 class Conversation:
     """The input of the model.
 
-    `variables` are further variables of the chat template. Errors call the turns `input_field`.
+    `variables` are further variables of the chat template. `template` replaces the model's. Errors
+    call the turns `input_field`.
     """
 
     turns: list[Turn]
@@ -40,6 +41,7 @@ class Conversation:
     variables: dict[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
     input_field: str = "messages"
+    template: str | None = None
 
     def chat_input(self, limits: ToolLimits) -> pb.ChatInput:
         """The scheduler's input; RequestError names a field that is not valid."""
@@ -77,7 +79,7 @@ class Conversation:
         reasoning = model.reasoning_parser if model.reasoning_parser in REASONING_FORMATS else ""
         if not offered and not reasoning:
             return None
-        start = model.reasoning_start(self._thinking()) if self.add_generation_prompt else 0
+        start = self._reasoning_start(model) if self.add_generation_prompt else 0
         return OutputFormat(
             reasoning=reasoning,
             in_reasoning=start == pb.REASONING_START_IN_PROMPT,
@@ -118,7 +120,7 @@ class Conversation:
                 f"{field} is {max_tokens}, and how this model reasons is not known; remove it, or "
                 "start its scheduler with --reasoning-parser",
             )
-        start = model.reasoning_start(self._thinking())
+        start = self._reasoning_start(model)
         if start == pb.REASONING_START_NONE or not self.add_generation_prompt:
             return None
         begin = "" if start == pb.REASONING_START_IN_PROMPT else spec.begins[0]
@@ -129,8 +131,17 @@ class Conversation:
         spec = REASONING_FORMATS.get(model.reasoning_parser)
         if spec is None or not self.add_generation_prompt:
             return ""
-        start = model.reasoning_start(self._thinking())
+        start = self._reasoning_start(model)
         return "" if start == pb.REASONING_START_NONE else spec.answer or spec.ends[0]
+
+    def _reasoning_start(self, model: ServedModel) -> int:
+        """How reasoning begins. A request's template without the tag cannot open the reasoning."""
+        start = model.reasoning_start(self._thinking())
+        spec = REASONING_FORMATS.get(model.reasoning_parser)
+        if self.template is None or spec is None or start != pb.REASONING_START_IN_PROMPT:
+            return start
+        opens = any(tag in self.template for tag in spec.begins)
+        return start if opens else pb.REASONING_START_BY_MODEL
 
     def _thinking(self) -> bool | None:
         """Whether the request turns reasoning on or off; None if it does neither."""

@@ -112,6 +112,14 @@ def test_reasoning_begins_as_the_prompt_ends() -> None:
     assert not begins_inside(add_generation_prompt=False)
 
 
+def test_a_template_of_the_request_without_the_tag_does_not_begin_the_reasoning() -> None:
+    model = ServedModel(100, "", "think", (pb.REASONING_START_IN_PROMPT,) * 3)
+    for template, inside in ((None, True), ("{{ m }}<think>\n", True), ("{{ m }}", False)):
+        output = Conversation(HELLO, template=template).output_format(model)
+        assert output is not None
+        assert output.in_reasoning is inside
+
+
 def test_effort_is_a_variable_of_the_template() -> None:
     chat = Conversation(HELLO, reasoning=ReasoningOptions(effort="none")).chat_input(LIMITS)
     assert dict(chat.template_kwargs) == {
