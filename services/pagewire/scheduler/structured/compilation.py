@@ -64,8 +64,16 @@ def compiled(output: pb.StructuredOutput, tokenizer: LLTokenizer) -> str:
     grammar = grammar_text(output, tokenizer)
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
     if not matcher.is_error():
-        matcher.compute_bitmask()  # some limits are reached with the first mask
+        mask = matcher.compute_bitmask()  # some limits are reached with the first mask
+        if any(mask):
+            matcher.consume_token(_first_token(mask))  # and others with the first token
     if matcher.is_error():
         reason = matcher.get_error().partition("\n<non-verbose/>")[0].strip()
         raise cannot_compile(field_of(output), reason)
     return grammar
+
+
+def _first_token(mask: bytes) -> int:
+    """The first token that a mask allows."""
+    bits = int.from_bytes(mask, "little")
+    return (bits & -bits).bit_length() - 1

@@ -77,8 +77,12 @@ def _tag_rules(output: pb.StructuredOutput, tokenizer: LLTokenizer) -> str:
 
 
 def choice_lark(values: list[str]) -> str:
-    """A grammar of some texts."""
-    return "start: " + " | ".join(map(_lark_text, values))
+    """A grammar of some texts.
+
+    They form one terminal. As alternatives of a rule, 2,000 of them would exceed a limit of
+    llguidance's parser.
+    """
+    return "start: CHOICE\nCHOICE: " + " | ".join(map(_lark_text, values))
 
 
 def _lark_text(text: str) -> str:

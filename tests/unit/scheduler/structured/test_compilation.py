@@ -58,6 +58,20 @@ def test_kinds(made: str, good: str, bad: str) -> None:
     assert not accepts(bad, made)
 
 
+def test_many_choices() -> None:
+    choices = [f"choice {i}" for i in range(3000)]
+    made = grammar(choice=pb.Choices(values=choices))
+    assert all(accepts(text, made) for text in (choices[0], choices[2500], choices[-1]))
+    assert not accepts("choice 3000", made)
+    assert not accepts("choice", made)
+
+
+def test_a_grammar_that_takes_no_token_is_refused() -> None:
+    rules = " | ".join(f'"choice {i}"' for i in range(3000))
+    with pytest.raises(RequestError, match=r"grammar cannot be compiled: .*max is 2000"):
+        grammar(grammar=f"start: {rules}")
+
+
 @pytest.mark.parametrize(
     ("value", "number"),
     [
