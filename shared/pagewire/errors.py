@@ -50,6 +50,10 @@ class RequestError(Exception):
     def __str__(self) -> str:
         return self.message
 
+    def __reduce__(self) -> Any:
+        # An exception is pickled with its positional arguments alone.
+        return RequestError, (self.code, self.message, self.field, self.retry_after, self.reason)
+
 
 def invalid(field: str, message: str) -> RequestError:
     """An INVALID_ARGUMENT error about one field."""

@@ -3,12 +3,12 @@
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import grpc
 from google.protobuf.message import Message
 
-from pagewire.errors import Code, RequestError
+from pagewire.errors import Code, RequestError, invalid
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.api.limits import BodyLimits
 from pagewire.llm.batch import Batch, JobFailedError, Report
@@ -36,9 +36,12 @@ from pagewire.llm.prompts import (
     tasks_of,
 )
 from pagewire.llm.stack_settings import stack_values
+from pagewire.llm.token_calls import detokenize_request, tokenize_request
+from pagewire.rpc.interceptors import FIELD_TRAILER
 from pagewire.v1 import inference_pb2 as pb
 
 OnError = Literal["raise", "return"]
+ON_ERROR = get_args(OnError)
 Answer = TypeVar("Answer")
 
 
@@ -163,15 +166,15 @@ class LLM:
         ]
 
     def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of a text."""
-        request = pb.TokenizeRequest(text=text, add_special_tokens=add_special_tokens)
+        """The token ids of a text; RequestError says why there are none."""
+        request = tokenize_request(text, add_special_tokens)
         connected = self._stack.connected()
         answer = self._stack.run(_unary(connected.stub.Tokenize, request, connected.metadata))
         return list(answer.token_ids)
 
     def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of token ids."""
-        request = pb.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
+        """The text of token ids; RequestError says why there is none."""
+        request = detokenize_request(token_ids, skip_special_tokens, self.model.vocab_size)
         connected = self._stack.connected()
         answer = self._stack.run(_unary(connected.stub.Detokenize, request, connected.metadata))
         return str(answer.text)
@@ -201,6 +204,8 @@ class LLM:
         return outputs
 
     def _run_jobs(self, jobs: list[Job], progress: bool | None, on_error: OnError) -> Batch:
+        if on_error not in ON_ERROR:
+            raise invalid("on_error", f"on_error is {on_error!r}; give {' or '.join(ON_ERROR)}")
         connected = self._stack.connected()
         if not jobs:
             return Batch(connected.schedulers, jobs, stop_at_failure=True)
@@ -235,6 +240,9 @@ async def _unary(call: Callable[..., Awaitable[Answer]], request: Message, metad
     except grpc.aio.AioRpcError as error:
         code = error.code().value[0]
         known = code in Code._value2member_map_
+        trailers = dict(error.trailing_metadata() or ())
         raise RequestError(
-            Code(code) if known else Code.INTERNAL, error.details() or error.code().name
+            Code(code) if known else Code.INTERNAL,
+            error.details() or error.code().name,
+            str(trailers.get(FIELD_TRAILER, "")),
         ) from None

@@ -84,6 +84,17 @@ def test_a_text_and_its_token_ids_give_the_same(llm):
     assert by_text.outputs[0].text == llm.detokenize(by_text.outputs[0].token_ids)
 
 
+def test_wrong_arguments_are_named(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="on_error is 'ignore'; give raise or return"):
+        llm.generate("Once", GREEDY, on_error="ignore")
+    with pytest.raises(RequestError, match=r"token_ids\[0\] is 4096") as caught:
+        llm.detokenize([4096])
+    assert caught.value.field == "token_ids"
+    with pytest.raises(RequestError, match="max_prompt_chars") as caught:
+        llm.tokenize("a" * 5_000_000)
+    assert caught.value.field == "prompt"
+
+
 def test_a_chat_with_several_outputs_and_log_probabilities(llm):
     params = SamplingParams(n=2, seed=7, max_tokens=8, logprobs=1)
     one, two = llm.chat([HELLO, HELLO], params)
