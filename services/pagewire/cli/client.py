@@ -21,8 +21,17 @@ def authorization() -> dict[str, str]:
 
 
 def server_url(given: str) -> str:
-    """The URL of a server, without the `/v1` that clients of OpenAI's API need."""
+    """The URL of a server, without the `/v1` that clients of OpenAI's API need.
+
+    CommandError for a text that is no URL.
+    """
+    from urllib.parse import urlsplit
+
     url = given if "://" in given else f"http://{given}"
+    try:
+        _ = urlsplit(url).port
+    except ValueError as error:
+        raise CommandError(f"{given} is not the URL of a server: {error}") from error
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 

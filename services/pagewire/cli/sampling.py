@@ -1,6 +1,7 @@
 """The flags of `generate` and `chat` for the sampling and the end of an answer."""
 
 import inspect
+import math
 from collections.abc import Callable
 from functools import wraps
 from typing import Annotated, Any
@@ -56,6 +57,10 @@ def with_sampling(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def command(**given: Any) -> Any:
         chosen = {name: given.pop(name) for name in _FLAGS}
+        for name, value in chosen.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                flag = "--" + name.replace("_", "-")
+                raise typer.BadParameter(f"{value} is not finite; give a number", param_hint=flag)
         return function(options={n: v for n, v in chosen.items() if _is_given(v)}, **given)
 
     signature = inspect.signature(function)

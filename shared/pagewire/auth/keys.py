@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pagewire.auth.rate_limits import RateLimits
+from pagewire.config.yaml_files import RepeatedKeyError, parse_yaml
 
 KEYS_VARIABLE = "PAGEWIRE_API_KEYS"
 _PREFIX = "pw-"
@@ -121,11 +122,13 @@ def keys_in(text: str, path: str) -> list[ApiKey]:
     import yaml  # here, so that `pagewire --help` starts faster
 
     try:
-        entries = yaml.safe_load(text)
+        entries = parse_yaml(text)
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f", line {where.line + 1}" if where is not None else ""
         raise ValueError(f"{path}{line}: neither YAML nor JSON") from None
+    except RepeatedKeyError as error:
+        raise ValueError(f"{path}: {error}") from None
     if not isinstance(entries, list):
         raise ValueError(f"{path}: must hold a list of keys; `pagewire keys new NAME` prints one")
     keys = []

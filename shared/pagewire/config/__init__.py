@@ -3,7 +3,7 @@
 One field is one setting: a command-line flag (`--num-blocks`), an environment variable
 (`PAGEWIRE_NUM_BLOCKS`) and a key of a configuration file (`num_blocks`). The command line builds
 its flags from these classes, so only these classes have a setting's help text, type and default.
-`shared` has the settings that two services share.
+`shared` has the settings that two services share, and `yaml_files` reads files.
 """
 
 from pagewire.config.fields import setting

@@ -97,6 +97,15 @@ def test_sampling_flags_reach_the_server(stack: RunningStack) -> None:
         assert f"{name}_penalty" in done.stderr, done.stderr
 
 
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_a_flag_that_is_not_finite_is_refused(stack: RunningStack, value: str) -> None:
+    done = pagewire("generate", "Hello!", "--url", stack.url, "--top-p", value)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"pagewire generate: Invalid value for --top-p: {value} is not finite; give a number\n"
+    )
+
+
 def test_generate_with_a_url_where_no_server_is_refuses_as_chat_does() -> None:
     generate, chat = (
         pagewire("generate", "Hello!", "--url", NOBODY),

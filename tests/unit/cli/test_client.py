@@ -8,6 +8,7 @@ import pytest
 
 from pagewire.cli.client import first_model, served_models
 from pagewire.cli.errors import CommandError
+from pagewire.cli.launch.health import health_problem
 
 
 class Page(http.server.BaseHTTPRequestHandler):
@@ -57,3 +58,25 @@ async def test_a_server_without_models_is_named(url: str) -> None:
 
 async def test_without_a_server_there_are_no_models() -> None:
     assert await served_models("http://127.0.0.1:9") is None
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:99999", "127.0.0.1:x", "http://[::1"])
+async def test_a_wrong_url_is_named(url: str) -> None:
+    with pytest.raises(CommandError) as caught:
+        await served_models(url)
+    assert str(caught.value).startswith(f"{url} is not the URL of a server: ")
+
+
+@pytest.mark.parametrize(
+    ("address", "problem"),
+    [
+        ("http://[::1", "it is not a URL: Invalid IPv6 URL"),
+        # Sockets would use the port 34463 instead.
+        ("http://127.0.0.1:99999", "it is not a URL: Port out of range 0-65535"),
+        ("127.0.0.1:99999", "it is neither host:port nor unix:PATH nor an HTTP URL"),
+        ("127.0.0.1", "it is neither host:port nor unix:PATH nor an HTTP URL"),
+        ("", "it is neither host:port nor unix:PATH nor an HTTP URL"),
+    ],
+)
+async def test_a_wrong_address_is_not_healthy(address: str, problem: str) -> None:
+    assert await health_problem(address) == problem

@@ -87,6 +87,7 @@ def test_json_files_and_nulls(tmp_path: Path) -> None:
         ("num_blocks: [1]", "num_blocks must be a single value, not a list"),
         ("- 1", "must hold settings as `key: value`, not a list"),
         ("a: [", "not valid"),
+        ("num_blocks: 1\nnum_blocks: 2", "it has the key 'num_blocks' 2 times; keep one"),
     ],
 )
 def test_errors_of_a_file_name_the_file_and_the_key(
@@ -99,6 +100,17 @@ def test_errors_of_a_file_name_the_file_and_the_key(
     assert caught.value.message.startswith(str(file))
     assert words in caught.value.message
     assert "\n" not in caught.value.message
+
+
+def test_a_json_file_has_each_key_once(tmp_path: Path) -> None:
+    file = tmp_path / "c.json"
+    for content, words in (
+        ('{"num_blocks": 1, "num_blocks": 2}', "it has the key 'num_blocks' 2 times"),
+        ("[" * 100_000, "not valid"),
+    ):
+        file.write_text(content)
+        with pytest.raises(typer.BadParameter, match=words):
+            run("--config", str(file))
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ def test_keys_of_the_environment_may_end_in_padding() -> None:
     ("text", "words"),
     [
         ("- {name: a", "neither YAML nor JSON"),
+        ("- {name: a, name: b}", "it has the key 'name' 2 times; keep one"),
         ("name: a", "must hold a list"),
         ("[]", "has no keys"),
         ("- a", "must be a mapping"),

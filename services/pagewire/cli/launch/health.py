@@ -2,6 +2,7 @@
 
 import asyncio
 
+from pagewire.addresses import is_listen_address
 from pagewire.rpc.credentials import NO_CREDENTIALS, Credentials
 
 _POLL_SECONDS = 0.05
@@ -17,6 +18,8 @@ async def health_problem(
     """
     if address.startswith(("http://", "https://")):
         return await asyncio.to_thread(_http_problem, address, seconds)
+    if not is_listen_address(address.removeprefix("dns:")):
+        return "it is neither host:port nor unix:PATH nor an HTTP URL"
     return await _grpc_problem(address, seconds, credentials)
 
 
@@ -31,11 +34,12 @@ def _http_problem(url: str, seconds: float) -> str | None:
     import ssl
     from urllib.parse import urlsplit
 
-    parts = urlsplit(url)
     try:
+        parts = urlsplit(url)
+        _ = parts.port  # ValueError if it is out of range
         connection = http.client.HTTPConnection(parts.netloc, timeout=seconds)
-    except http.client.InvalidURL as error:
-        return str(error)
+    except (ValueError, http.client.InvalidURL) as error:
+        return f"it is not a URL: {error}"
     if parts.scheme == "https":
         # The request has no secret, and certificates often do not name the address used here.
         unverified = ssl._create_unverified_context()

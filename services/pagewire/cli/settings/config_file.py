@@ -7,6 +7,7 @@ from typing import Any
 
 from pagewire.cli.settings.model_entries import ModelEntry, read_entries
 from pagewire.cli.settings.settings import Setting, nearest_setting
+from pagewire.config.yaml_files import once_each, parse_yaml
 
 # The key of a list of models.
 MODELS = "models"
@@ -49,10 +50,13 @@ def _read_mapping(path: Path) -> dict[Any, Any]:
     try:
         text = path.read_text()
         # A JSON file is not read as YAML, because YAML 1.1 reads 1e-5 as text.
-        content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        if path.suffix == ".json":
+            content = json.loads(text, object_pairs_hook=once_each)
+        else:
+            content = parse_yaml(text)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, yaml.YAMLError) as error:
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         # Parsers' messages have several lines.
         raise ValueError(f"{path}: not valid: {' '.join(str(error).split())}") from error
     if content is None:
