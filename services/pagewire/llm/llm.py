@@ -136,7 +136,7 @@ class LLM:
         `fields` are those of /v1/embeddings, such as `dimensions`. The model must embed, as the
         setting `task` says.
         """
-        jobs = embedding_jobs(list_prompts(inputs), fields, self.model)
+        jobs = embedding_jobs(list_prompts(inputs, "inputs"), fields, self.model)
         batch = self._run_jobs(jobs, use_tqdm if progress is None else progress, on_error)
         return [
             embedding_output(batch.generations[index], batch.failure_of(index))

@@ -11,8 +11,8 @@ from pagewire.gateway.api.pooling.scores import ScoreRequest, pairs_of
 from pagewire.gateway.api.validation import validate_object
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.parsing.unknown_fields import check_extras
-from pagewire.llm.params import suggestion
-from pagewire.llm.prompts import PromptLike, numbered, prompt_of
+from pagewire.llm.params import encodable_texts, suggestion
+from pagewire.llm.prompts import PromptLike, listed, numbered, prompt_of
 from pagewire.packing import unpack_floats
 from pagewire.v1 import inference_pb2 as pb
 
@@ -65,7 +65,7 @@ def score_jobs(
 ) -> list[Job]:
     """One job for each pair, as /v1/score makes them; RequestError names what is not valid."""
     _check_names(ScoreRequest, fields)
-    pairs, jobs = pairs_of(text_1, text_2), []
+    pairs, jobs = pairs_of(_texts(text_1, "text_1"), _texts(text_2, "text_2")), []
     for index, (one, other) in enumerate(pairs):
         try:
             jobs.append(_job(ScoreRequest, {"text_1": one, "text_2": other, **fields}, model))
@@ -103,7 +103,12 @@ def _result(
 def _job(kind: type[Request], body: dict[str, Any], model: pb.Model) -> Job:
     request = validate_object(kind, body)
     check_extras(request, refuse_unknown=True)
-    return request.job(model.id, model.max_model_len)
+    with encodable_texts():
+        return request.job(model.id, model.max_model_len)
+
+
+def _texts(given: str | Sequence[str], name: str) -> str | list[str]:
+    return given if isinstance(given, str) else listed(given, name, "a text or a list of texts")
 
 
 def _check_names(kind: type[Request], fields: Mapping[str, Any]) -> None:

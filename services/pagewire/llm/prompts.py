@@ -48,22 +48,25 @@ class Task:
     job: Job
 
 
-def list_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
+def list_prompts(
+    prompts: PromptLike | Sequence[PromptLike], name: str = "prompts"
+) -> list[PromptLike]:
     """The prompts of a call with one or several; RequestError for another type."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    listed = _listed(prompts, "prompts", "a text, token ids, or a list of these")
+    items = listed(prompts, name, "a text, token ids, or a list of these")
     # Numbers are the token ids of one prompt.
-    return [listed] if listed and isinstance(listed[0], int) else listed
+    return [items] if items and isinstance(items[0], int) else items
 
 
 def list_conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
     """The conversations of a call with one or several; RequestError for another type."""
-    listed = _listed(messages, "messages", "a list of messages, or a list of such lists")
-    return [listed] if listed and isinstance(listed[0], Mapping) else listed
+    items = listed(messages, "messages", "a list of messages, or a list of such lists")
+    return [items] if items and isinstance(items[0], Mapping) else items
 
 
-def _listed(given: Any, name: str, wanted: str) -> list[Any]:
+def listed(given: Any, name: str, wanted: str) -> list[Any]:
+    """The items of a caller's list; RequestError says what is wanted instead of another type."""
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
         raise invalid(name, f"{name} is of type {type(given).__name__}; give {wanted}")
     return list(given)
@@ -118,7 +121,7 @@ def chat_task(
     sampling = _fields(params)
     if "logprobs" in sampling:
         sampling |= {"logprobs": True, "top_logprobs": sampling["logprobs"]}
-    given = _listed(messages, "messages", "a list of messages")
+    given = listed(messages, "messages", "a list of messages")
     for index, message in enumerate(given):
         if not isinstance(message, Mapping):
             raise invalid(
