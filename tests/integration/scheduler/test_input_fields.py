@@ -167,6 +167,10 @@ async def test_a_request_may_bring_its_template(start: StartStack) -> None:
             pb.ChatInput(messages=TURNS, continue_final_message=True, add_generation_prompt=True),
             "continue_final_message: continue_final_message and add_generation_prompt exclude",
         ),
+        (
+            pb.ChatInput(messages=[pb.ChatMessage(role="user", content="x", null_content=True)]),
+            "messages[0].null_content: messages[0].null_content is true, and the message has",
+        ),
     ],
 )
 async def test_inputs_that_cannot_be_rendered_are_refused(

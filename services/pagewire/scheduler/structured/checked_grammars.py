@@ -96,5 +96,6 @@ def check_form(output: pb.StructuredOutput) -> None:
         raise invalid("tags", f"tags needs a grammar, not {kind}; remove it")
     if len(output.begin_after) > MAX_STOP_STRING_LENGTH:
         raise invalid(
-            "begin_after", f"begin_after is longer than {MAX_STOP_STRING_LENGTH} characters"
+            "begin_after",
+            f"begin_after is longer than {MAX_STOP_STRING_LENGTH} characters; shorten it",
         )

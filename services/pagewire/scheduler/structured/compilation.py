@@ -61,7 +61,16 @@ def check_size(output: pb.StructuredOutput, max_nodes: int) -> None:
 
 def compiled(output: pb.StructuredOutput, tokenizer: LLTokenizer) -> str:
     """The grammar of a StructuredOutput; RequestError if it does not compile."""
+    if output.whitespace_pattern:
+        blanks = LLMatcher.grammar_from_regex(output.whitespace_pattern)
+        _check(blanks, "whitespace_pattern", tokenizer)
     grammar = grammar_text(output, tokenizer)
+    _check(grammar, field_of(output), tokenizer)
+    return grammar
+
+
+def _check(grammar: str, field: str, tokenizer: LLTokenizer) -> None:
+    """RequestError, which names the field, if a grammar does not compile."""
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
     if not matcher.is_error():
         mask = matcher.compute_bitmask()  # some limits are reached with the first mask
@@ -69,8 +78,7 @@ def compiled(output: pb.StructuredOutput, tokenizer: LLTokenizer) -> str:
             matcher.consume_token(_first_token(mask))  # and others with the first token
     if matcher.is_error():
         reason = matcher.get_error().partition("\n<non-verbose/>")[0].strip()
-        raise cannot_compile(field_of(output), reason)
-    return grammar
+        raise cannot_compile(field, reason)
 
 
 def _first_token(mask: bytes) -> int:

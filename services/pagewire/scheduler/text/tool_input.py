@@ -46,6 +46,9 @@ def template_tools(text: str, max_tools: int) -> list[dict[str, Any]]:
 
 def template_message(message: pb.ChatMessage, index: int) -> dict[str, Any]:
     """A turn as the template gets it; keys that the client does not give are left out."""
+    if message.null_content and message.content:
+        field = f"messages[{index}].null_content"
+        raise invalid(field, f"{field} is true, and the message has content; remove one")
     entry: dict[str, Any] = {
         "role": message.role,
         "content": None if message.null_content else message.content,

@@ -66,6 +66,12 @@ def test_many_choices() -> None:
     assert not accepts("choice", made)
 
 
+def test_a_pattern_of_white_space_is_named() -> None:
+    with pytest.raises(RequestError, match="whitespace_pattern cannot be compiled") as caught:
+        schema(OBJECT, whitespace_pattern="(")
+    assert caught.value.field == "whitespace_pattern"
+
+
 def test_a_grammar_that_takes_no_token_is_refused() -> None:
     rules = " | ".join(f'"choice {i}"' for i in range(3000))
     with pytest.raises(RequestError, match=r"grammar cannot be compiled: .*max is 2000"):
