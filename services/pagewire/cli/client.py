@@ -15,9 +15,19 @@ UNAUTHORIZED = 401
 
 
 def authorization() -> dict[str, str]:
-    """The header with the API key in PAGEWIRE_API_KEY; no header without a key."""
+    """The header with the API key in PAGEWIRE_API_KEY; no header without a key.
+
+    CommandError for a key that no header can hold.
+    """
     key = os.environ.get(KEY_VARIABLE)
-    return {"authorization": f"Bearer {key}"} if key else {}
+    if not key:
+        return {}
+    if not all("!" <= character <= "~" for character in key):
+        raise CommandError(
+            f"the API key in the environment variable {KEY_VARIABLE} has a character that is not "
+            "visible ASCII, such as a blank or a line end; remove it"
+        )
+    return {"authorization": f"Bearer {key}"}
 
 
 def server_url(given: str) -> str:

@@ -177,3 +177,21 @@ def test_a_server_with_keys_says_which_variable_to_set(tmp_path: Path) -> None:
         listed = pagewire("ps").stdout
         assert "the server wants an API key" in listed
         assert "needs its token: set PAGEWIRE_SCHEDULER_TOKEN" in listed
+
+
+@pytest.mark.parametrize("key", ["ab ", "a\nb", "é"])
+def test_a_key_that_no_header_can_hold_is_named(stack: RunningStack, key: str) -> None:
+    for command in (["models"], ["generate", "Hello!"], ["bench", "http", "--num-requests", "1"]):
+        done = pagewire(*command, "--url", stack.url, PAGEWIRE_API_KEY=key)
+        assert done.returncode == 1
+        assert done.stderr.startswith(
+            "pagewire: the API key in the environment variable PAGEWIRE_API_KEY has a character"
+        )
+        assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-1", "0", "1e30"])
+def test_a_health_check_has_a_finite_time(stack: RunningStack, seconds: str) -> None:
+    done = pagewire("health", stack.url, "--timeout", seconds)
+    assert done.returncode == 2
+    assert done.stderr.startswith("pagewire health: Invalid value for '--timeout': ")

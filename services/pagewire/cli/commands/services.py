@@ -106,7 +106,9 @@ def health(
         str,
         typer.Argument(help="host:port or unix:PATH of a gRPC service, or an HTTP URL."),
     ],
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.")] = 2.0,
+    timeout: Annotated[
+        float, typer.Option(min=0.001, max=86_400, help="Seconds to wait for the answer.")
+    ] = 2.0,
     tls_ca: Annotated[str | None, _tls("tls_ca")] = None,
     tls_cert: Annotated[str | None, _tls("tls_cert")] = None,
     tls_key: Annotated[str | None, _tls("tls_key")] = None,
