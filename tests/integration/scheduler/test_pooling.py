@@ -1,6 +1,7 @@
 """Requests without output at a real scheduler with scripted workers: each ends with its vector."""
 
 import asyncio
+from typing import Any
 
 import grpc
 import pytest
@@ -136,6 +137,22 @@ async def test_a_model_that_generates_takes_none(start) -> None:
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "generates text only; use /v1/chat/completions" in error.details()
     await stack.settle()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"structured_output": pb.StructuredOutput(json_object=True)},
+        {"reasoning_budget": pb.ReasoningBudget(max_tokens=1, end="x")},
+    ],
+)
+async def test_a_form_of_the_output_is_refused_by_name(start, fields: dict[str, Any]) -> None:
+    stack = await start(pooling_info())
+    error = await _refused(stack, embed([1, 2], **fields))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert error.details() == (
+        f"{next(iter(fields))} is about output, and this request has none; remove it"
+    )
 
 
 async def _refused(stack: Stack, request: pb.GenerateRequest) -> grpc.aio.AioRpcError:

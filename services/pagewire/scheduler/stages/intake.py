@@ -207,13 +207,14 @@ class Intake:
         try:
             limits = self._limits()
             check_task(message, limits.pooling, self._model)
-            grammar = await self._grammar(message, limits)
+            pools = message.HasField("pooling")
+            grammar = "" if pools else await self._grammar(message, limits)
             tokens = None
             if incoming.data is not None:
                 tokens = await self.helpers.tokens(incoming.data, limits)
             elif takes_a_thread(message):
                 tokens = await self.helpers.tokens_of(message, self._tokenizer, limits)
-            if message.HasField("pooling"):
+            if pools:
                 return parse_pooling_request(message, self._tokenizer, limits, tokens)
             parsed = parse_request(message, self._tokenizer, limits, tokens, grammar)
             num_top = parsed.prompt_logprobs
