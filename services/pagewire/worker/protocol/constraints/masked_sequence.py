@@ -17,6 +17,8 @@ from pagewire.worker.protocol.constraints.token_matcher import TokenMatcher
 
 # The last prompt tokens, which are checked for `begin_after`.
 PROMPT_TAIL = 64
+# In llguidance's message about too many alternatives after a token, which the grammar allows.
+_TOO_MANY = "Current row has"
 
 
 class MaskedSequence:
@@ -110,11 +112,7 @@ class MaskedSequence:
         if self._matcher is not None and self._awaited is None:
             matcher = self._matcher.current
             if matcher.is_error():
-                raise GrammarError(
-                    f"the grammar is too complex at token {self.index} of the output: "
-                    f"{first_line(matcher.get_error())}; simplify it",
-                    self._grammar_field,
-                )
+                raise self._too_complex(self.index, first_line(matcher.get_error()))
             self._matcher.complete(mask)
             if self._plain:
                 return
@@ -167,9 +165,18 @@ class MaskedSequence:
     def _refused(self, token: int) -> GrammarError:
         """The error for a token that the matcher has not consumed."""
         assert self._matcher is not None
+        index, reason = self.index - 1, first_line(self._matcher.current.get_error())
+        if _TOO_MANY in reason:
+            return self._too_complex(index, reason)
         return GrammarError(
-            f"the grammar does not allow token {token} at index {self.index - 1} of the output: "
-            f"{first_line(self._matcher.current.get_error())}"
+            f"the grammar does not allow token {token} at index {index} of the output: {reason}"
+        )
+
+    def _too_complex(self, index: int, reason: str) -> GrammarError:
+        """The error for a grammar that exceeds a limit of the matcher after its first token."""
+        return GrammarError(
+            f"the grammar is too complex at token {index} of the output: {reason}; simplify it",
+            self._grammar_field,
         )
 
 

@@ -237,3 +237,12 @@ def test_a_grammar_begins_after_reasoning_that_was_cut(grammars: Grammars) -> No
     }
     assert following
     assert all(set(each) == set(b"a") for each in following)
+
+
+def test_a_grammar_with_too_many_alternatives_is_named(grammars: Grammars) -> None:
+    rules = " | ".join(f'"choice {number}"' for number in range(2500))
+    lark = LLMatcher.grammar_from_lark(f'start: "x" /[0-9]+/ "y" rest\nrest: {rules}')
+    constraint = Constraint(lark, "", EOS, grammar_field="guided_grammar")
+    with pytest.raises(GrammarError, match=r"too complex at token 2 .*; simplify it") as caught:
+        begin(grammars, constraint, ids(grammars, "x7y"))
+    assert caught.value.field == "guided_grammar"
