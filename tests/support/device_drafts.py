@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
 
 from pagewire.worker.protocol.backend import LoadedWorker, Outcome
@@ -16,8 +19,8 @@ from pagewire.worker.protocol.speculation.row_choice import RowCosts
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
 from pagewire.worker.runtime import eager
 from pagewire.worker.runtime.timer import HostTimer
-from support.models import host_graphs
 from support.models.host_graphs import HostGraphBackend, with_host_graphs
+from support.models.step_driver import LocalWorker, local_worker
 
 
 class RunsAhead(HostGraphBackend):
@@ -53,8 +56,7 @@ class RunsAhead(HostGraphBackend):
 
 def drafting(monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadedWorker], LoadedWorker]:
     """Returns a function that makes a loaded CPU worker draft like one on a GPU."""
-    as_graphs = with_host_graphs(monkeypatch)
-    monkeypatch.setattr(host_graphs, "HostGraphBackend", RunsAhead)
+    as_graphs = with_host_graphs(monkeypatch, RunsAhead)
     monkeypatch.setattr(eager, "DeviceTimer", HostTimer)
 
     def adapt(loaded: LoadedWorker) -> LoadedWorker:
@@ -69,3 +71,37 @@ def drafting(monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadedWorker], Loaded
         return loaded
 
     return adapt
+
+
+class SharedWorker:
+    """A worker that the tests of a module use one after the other.
+
+    A start runs every graph, which takes longer than a test. Slots and drafters belong to a stream,
+    so nothing of an earlier test remains in a new stream.
+    """
+
+    def __init__(self, adapt: Callable[[LoadedWorker], LoadedWorker]) -> None:
+        self._adapt = adapt
+        self._stack = AsyncExitStack()
+        self._asked: tuple[Path, dict[str, Any]] | None = None
+        self._worker: LocalWorker | None = None
+
+    async def get(self, folder: Path, **settings: Any) -> LocalWorker:
+        """The previous test's worker if it has this model and these settings, or a new one.
+
+        Its KV caches are empty, as those of a new worker are.
+        """
+        asked = folder, settings
+        if self._worker is None or asked != self._asked or self._worker.fatal:
+            await self.stop()
+            starting = local_worker(folder, self._adapt, **settings)
+            self._worker, self._asked = await self._stack.enter_async_context(starting), asked
+        with torch.inference_mode():
+            for cache in self._worker.loaded.backend._caches:
+                cache.storage.zero_()
+        return self._worker
+
+    async def stop(self) -> None:
+        """Ends the worker, if there is one."""
+        self._worker = None
+        await self._stack.aclose()

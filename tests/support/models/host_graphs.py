@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pagewire.packing import Int32Array
+from pagewire.worker.measurement import timing
 from pagewire.worker.protocol.constraints.mask_memory import MaskMemory
 from pagewire.worker.runtime.eager import EagerBackend
 from pagewire.worker.runtime.graphs import backend as graphs
@@ -74,8 +75,14 @@ class HostGraphBackend(GraphBackend):
         return Replayed(run, out), out
 
 
-def with_host_graphs(monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadedWorker], LoadedWorker]:
-    """Returns a function that makes a loaded CPU worker run steps in the graph backend's code."""
+def with_host_graphs(
+    monkeypatch: pytest.MonkeyPatch, kind: type[HostGraphBackend] = HostGraphBackend
+) -> Callable[[LoadedWorker], LoadedWorker]:
+    """Returns a function that makes a loaded CPU worker run steps in the graph backend's code.
+
+    Each call is timed once, because tests depend on no measured time.
+    """
+    monkeypatch.setattr(timing, "REPEATS", 1)
     for module in (graphs, mixed, draft_passes):
         monkeypatch.setattr(module, "Staging", CopiedAtOnce)
     monkeypatch.setattr(graphs, "ResultBuffers", CopiedResults)
@@ -94,7 +101,7 @@ def with_host_graphs(monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadedWorker]
         dtype = eager._decoder.weights.embedding.dtype
         with torch.inference_mode():
             draft = eager.draft and getattr(eager.draft, "_head", eager.draft._decoder)
-            backend = HostGraphBackend(eager._decoder, loaded.limits, dtype, draft)
+            backend = kind(eager._decoder, loaded.limits, dtype, draft)
         backend.warm_up()
         object.__setattr__(loaded, "backend", backend)
         return loaded
