@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from pagewire.config import WorkerConfig
 from pagewire.errors import RequestError
 from pagewire.packing import pack, unpack, unpack_floats
+from pagewire.tokenizer_conversion import has_tokenizer
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.protocol.backend import LoadedWorker
 from pagewire.worker.protocol.constraints.mask_processes import MaskProcesses
@@ -87,7 +88,9 @@ async def local_worker(
         loaded.backend, launcher, WorkerMetrics(CollectorRegistry()), fatal.append
     )
     masks = None
-    if loaded.backend.mask_memory is not None and config.structured_output:
+    # Without a tokenizer the processes would only end: most tiny models have none.
+    structured = config.structured_output and has_tokenizer(folder)
+    if loaded.backend.mask_memory is not None and structured:
         masks = MaskProcesses(loaded.backend.mask_memory, 1, fatal.append)
         masks.launch(config, folder, None, loaded.limits.vocab_size)
         masks = masks if masks.ready() else None
