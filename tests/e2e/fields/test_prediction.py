@@ -62,9 +62,9 @@ def counted(answer: dict[str, Any]) -> tuple[int, int]:
     return details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
+@pytest.fixture(
+    scope="module",
+    params=[
         {},
         {"temperature": 0},
         {"logprobs": True, "top_logprobs": 2},
@@ -76,10 +76,17 @@ def counted(answer: dict[str, Any]) -> tuple[int, int]:
     ],
     ids=lambda fields: "-".join(fields) or "plain",
 )
+def asked(
+    request: pytest.FixtureRequest, stack: RunningStack
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Fields, and the answer to them without a prediction."""
+    return request.param, ask(stack, **request.param)
+
+
 def test_the_answer_is_the_same_with_every_field(
-    either: RunningStack, stack: RunningStack, fields: dict[str, Any]
+    either: RunningStack, stack: RunningStack, asked: tuple[dict[str, Any], dict[str, Any]]
 ) -> None:
-    want = ask(stack, **fields)
+    fields, want = asked
     assert "accepted_prediction_tokens" not in str(want["usage"])
     for content in (text(want), text(want)[:40] + " a purple cow" + text(want)[60:]):
         got = ask(either, **fields, **prediction(content))

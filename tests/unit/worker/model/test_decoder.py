@@ -2,11 +2,13 @@
 
 import copy
 import random
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from pagewire.worker.errors import SetupError
 from pagewire.worker.model.checkpoint import load_weights
@@ -34,25 +36,43 @@ def median_error(found: list[Tensor], exact: list[Tensor]) -> float:
     return float((difference.norm(dim=1) / exact_logits.norm(dim=1)).median())
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_error_is_within_that_of_transformers(
-    tmp_path: Path, variant: str, dtype: torch.dtype
-) -> None:
-    model = save_model(tmp_path, variant)
-    rounded = copy.deepcopy(model).to(dtype)
+@dataclass(frozen=True)
+class Exact:
+    """A saved model, prompts, and their logits in float32, which both half precisions need."""
+
+    variant: str
+    folder: Path
+    model: PreTrainedModel
+    prompts: list[list[int]]
+    exact: list[Tensor]  # of transformers
+    whole: list[Tensor]  # of the decoder
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def given(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exact:
+    """Each variant."""
+    folder = tmp_path_factory.mktemp("model")
+    model = save_model(folder, request.param)
     generator = random.Random(1)
     prompts = [[generator.randrange(VOCAB) for _ in range(LENGTH)] for _ in range(PROMPTS)]
     with torch.no_grad():
         exact = list(model(torch.tensor(prompts)).logits)
-        theirs = list(rounded(torch.tensor(prompts)).logits.float())
-    half = load_decoder(tmp_path, dtype, LENGTH)
-    full = load_decoder(tmp_path, torch.float32, LENGTH)
-    ours = [prompt_logits(half, prompt) for prompt in prompts]
+    full = load_decoder(folder, torch.float32, LENGTH)
     whole = [prompt_logits(full, prompt) for prompt in prompts]
-    assert error(whole, exact) < 1e-4
+    return Exact(request.param, folder, model, prompts, exact, whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_error_is_within_that_of_transformers(given: Exact, dtype: torch.dtype) -> None:
+    exact = given.exact
+    rounded = copy.deepcopy(given.model).to(dtype)
+    with torch.no_grad():
+        theirs = list(rounded(torch.tensor(given.prompts)).logits.float())
+    half = load_decoder(given.folder, dtype, LENGTH)
+    ours = [prompt_logits(half, prompt) for prompt in given.prompts]
+    assert error(given.whole, exact) < 1e-4
     of = error if half.config.experts is None else median_error
-    assert 0 < of(ours, exact) < NOISE.get(variant, 1.0) * of(theirs, exact)
+    assert 0 < of(ours, exact) < NOISE.get(given.variant, 1.0) * of(theirs, exact)
 
 
 @pytest.mark.parametrize("head_dim", [6, 20, 24])
