@@ -27,6 +27,8 @@ class RunsAhead(HostGraphBackend):
     """The driver reads a result after it has submitted another step, as on a GPU."""
 
     synchronous = False
+    # Seconds to wait for another step; also for results that the driver or a mask needs before it.
+    patience = 0.03
 
     def __init__(self, *arguments: Any) -> None:
         self._submitted = threading.Condition()
@@ -46,12 +48,16 @@ class RunsAhead(HostGraphBackend):
     def wait(self, handle: Any) -> Outcome:
         with self._submitted:
             number = self._numbers.pop(id(handle))
-            # The timeout is for results that the driver or a mask needs before the next step.
-            self._submitted.wait_for(lambda: self._number > number, timeout=0.03)
+            self._submitted.wait_for(lambda: self._number > number, timeout=self.patience)
         return super().wait(handle)
 
     def _to_host(self, results: Tensor) -> Tensor:
         return results.clone()
+
+
+def one_step_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a test that sends no step before it has the last result: to wait would be in vain."""
+    monkeypatch.setattr(RunsAhead, "patience", 0.0)
 
 
 def drafting(monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadedWorker], LoadedWorker]:

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from pagewire.models import resolve_model
 from pagewire.v1 import worker_pb2 as pb
-from support.device_drafts import SharedWorker, drafting
+from support.device_drafts import SharedWorker, drafting, one_step_at_a_time
 from support.drafted_sequences import (
     accepted,
     check_failed_step,
@@ -129,8 +129,9 @@ async def test_predictions_change_no_bits(
     "way", [pb.SlotSampling(top_p=1), pb.SlotSampling(top_p=1, temperature=1, seed=5)]
 )
 async def test_a_prediction_takes_fewer_steps_and_is_counted(
-    worker: LocalWorker, way: pb.SlotSampling
+    worker: LocalWorker, way: pb.SlotSampling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    one_step_at_a_time(monkeypatch)
     prompt = TOKENIZER.encode(CHAT).ids
     async with local_worker(FOLDER) as plain:
         driver = StepDriver(plain.stream(), plain.limits)
@@ -171,8 +172,9 @@ async def test_recent_outputs_change_no_bits(
     "way", [pb.SlotSampling(top_p=1), pb.SlotSampling(top_p=1, temperature=1, seed=5)]
 )
 async def test_recent_outputs_of_the_same_salt_are_drafts_and_of_no_other(
-    worker: LocalWorker, way: pb.SlotSampling
+    worker: LocalWorker, way: pb.SlotSampling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    one_step_at_a_time(monkeypatch)
     prompt = TOKENIZER.encode(CHAT).ids
     outputs = []
     driver = StepDriver(worker.stream(), worker.limits)

@@ -15,7 +15,7 @@ from pagewire.models import resolve_model
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.protocol.steps.step import StepHostCopies
 from pagewire.worker.runtime.graphs.backend import GraphBackend
-from support.device_drafts import SharedWorker, drafting
+from support.device_drafts import SharedWorker, drafting, one_step_at_a_time
 from support.drafted_sequences import (
     accepted,
     check_resumption,
@@ -116,9 +116,10 @@ async def test_tokens_are_those_of_steps_without_drafts(
 
 @pytest.mark.parametrize("way", WAYS, ids=["greedy", "sampled", "filtered"])
 async def test_the_model_itself_is_right_nearly_always(
-    workers: SharedWorker, way: pb.SlotSampling
+    workers: SharedWorker, way: pb.SlotSampling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also with a temperature, because drafts are drawn with the noise of their tokens."""
+    one_step_at_a_time(monkeypatch)
     (want,) = await without_drafts([Sequence(prompt(1), LENGTH, sampling=way)])
     worker = await workers.get(FOLDER, **drafting_with(FOLDER))
     before = accepted(worker, "draft_model")
@@ -178,8 +179,9 @@ async def test_a_sequence_goes_on_where_it_was_preempted(
 
 
 async def test_a_nan_in_the_draft_models_kv_costs_drafts_and_no_tokens(
-    workers: SharedWorker,
+    workers: SharedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    one_step_at_a_time(monkeypatch)
     (want,) = await without_drafts([Sequence(prompt(1), LENGTH)])
     worker = await workers.get(FOLDER, **drafting_with(FOLDER))
     backend = worker.loaded.backend
