@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import pytest_asyncio
 import torch
 from tokenizers import Tokenizer
 
@@ -30,6 +31,7 @@ from support.shortened_model import save_shortened
 FOLDER = resolve_model("embedded")
 ITSELF = ("draft", FOLDER)
 LENGTH = 80
+CUTS = {"whole prompts": {}, "chunks": {"run_ahead": 3, "chunk": 16}}
 TOKENIZER = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
 GREEDY = pb.SlotSampling(top_p=1)
 SAMPLED = pb.SlotSampling(top_p=1, temperature=1, seed=5)
@@ -73,15 +75,26 @@ def draft_cache(worker: LocalWorker) -> KVCache:
     return model.cache
 
 
-@pytest.mark.parametrize("cut", [{}, {"run_ahead": 3, "chunk": 16}])
-async def test_tokens_are_those_of_steps_without_drafts(draft: Draft, cut: dict[str, int]) -> None:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def wanted() -> dict[str, list[Sequence]]:
+    """The sequences without drafts, by the way of cutting them, for all draft models."""
+    found = {}
     async with local_worker(FOLDER, num_blocks=512) as plain:
-        want = sequences(LENGTH)
-        await StepDriver(plain.stream(), plain.limits).run(want, **cut)
+        for name, cut in CUTS.items():
+            found[name] = sequences(LENGTH)
+            await StepDriver(plain.stream(), plain.limits).run(found[name], **cut)
+    return found
+
+
+@pytest.mark.parametrize("cut", CUTS)
+async def test_tokens_are_those_of_steps_without_drafts(
+    draft: Draft, wanted: dict[str, list[Sequence]], cut: str
+) -> None:
+    want = wanted[cut]
     async with drafting(draft, num_blocks=512) as worker:
         got = sequences(LENGTH)
         driver = StepDriver(worker.stream(), worker.limits)
-        await driver.run(got, **cut)
+        await driver.run(got, **CUTS[cut])
         assert worker.fatal == []
     assert driver.drafts[MODEL] > 50
     check_same(got, want)
