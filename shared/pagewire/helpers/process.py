@@ -9,6 +9,7 @@ size.
 """
 
 import contextlib
+import gc
 import importlib
 import os
 import pickle
@@ -50,9 +51,13 @@ def main() -> None:
 
 
 def _load(setup: bytes) -> Compute:
+    # The imported objects are many and never freed: collections would only read them again.
+    gc.disable()
     target, argument = pickle.loads(setup)
     module, _, function = target.partition(":")
     compute: Compute = getattr(importlib.import_module(module), function)(argument)
+    gc.freeze()
+    gc.enable()
     return compute
 
 

@@ -55,7 +55,8 @@ def _tls(name: str) -> Any:
 def gateway(values: dict[str, Any]) -> None:
     """Run a gateway: the OpenAI-style HTTP API in front of schedulers."""
     os.environ.setdefault("GRPC_EXPERIMENTS", _NO_EVENT_ENGINE)
-    from pagewire.gateway.server import run_gateway
+    with _no_collections():
+        from pagewire.gateway.server import run_gateway
 
     run_gateway(build(GatewayConfig, values))
 
@@ -95,7 +96,8 @@ def worker(values: dict[str, Any]) -> None:
 @configured(settings_of(SimulatedWorkerConfig))
 def simulated_worker(values: dict[str, Any]) -> None:
     """Run simulated workers: deterministic tokens at a device's pace, without GPU or torch."""
-    from pagewire.simulator.worker import run_simulated_worker
+    with _no_collections():
+        from pagewire.simulator.worker import run_simulated_worker
 
     values = with_model_files(values, tokenizer=False, weights=False)
     run_simulated_worker(build(SimulatedWorkerConfig, values))
