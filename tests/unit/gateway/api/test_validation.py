@@ -10,8 +10,6 @@ import pytest
 import pytest_asyncio
 
 from pagewire.config import GatewayConfig
-from pagewire.gateway.api.chat import Message
-from pagewire.gateway.conversation.turns import Turn
 from pagewire.gateway.http.absent import ABSENT
 from support.scripted.in_process_gateway import in_process_gateway
 from support.scripted.scripted_scheduler import ScriptedScheduler
@@ -396,15 +394,6 @@ async def test_an_error_names_the_field_the_value_and_the_remedy(
     headers = {"content-type": "application/json"}
     response = await client.post(sent[0], content=sent[1], headers=headers)
     assert response.json()["error"]["message"] == said
-
-
-def test_an_assistant_without_content_says_nothing() -> None:
-    """Templates get empty text, as in vLLM, to which they can add other text; null beside calls."""
-    for given in ({}, {"content": None}, {"content": None, "tool_calls": []}):
-        turn = Message.model_validate({"role": "assistant", **given}).to_turn("messages[0]")
-        assert turn == Turn("assistant", "")
-    calling = Message.model_validate({"role": "assistant", "tool_calls": [CALL]})
-    assert calling.to_turn("messages[0]").content is None
 
 
 NEUTRAL = {

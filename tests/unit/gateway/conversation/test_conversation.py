@@ -7,6 +7,7 @@ import llguidance
 import pytest
 
 from pagewire.errors import RequestError
+from pagewire.gateway.api.chat import Message
 from pagewire.gateway.conversation.conversation import Conversation, ReasoningOptions
 from pagewire.gateway.conversation.limits import ToolLimits
 from pagewire.gateway.conversation.tools import Tool, ToolChoice, ToolOptions
@@ -327,3 +328,13 @@ def test_constraints_begin_after_the_reasoning() -> None:
     merged.MergeFrom(added)
     assert (merged.json_object, merged.begin_after) == (True, "</think>")
     assert Conversation(HELLO).constraint(ServedModel(100), given) is None
+
+
+def test_an_assistant_without_content_says_nothing() -> None:
+    """Templates get empty text, as in vLLM, to which they can add other text; null beside calls."""
+    for given in ({}, {"content": None}, {"content": None, "tool_calls": []}):
+        turn = Message.model_validate({"role": "assistant", **given}).to_turn("messages[0]")
+        assert turn == Turn("assistant", "")
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    calling = Message.model_validate({"role": "assistant", "tool_calls": [call]})
+    assert calling.to_turn("messages[0]").content is None
