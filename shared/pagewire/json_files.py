@@ -18,6 +18,8 @@ def read_json(path: Path) -> Any:
     except UnicodeDecodeError as error:
         what = f"not UTF-8 text: {error.reason} at byte {error.start}"
         raise ValueError(f"{path} cannot be read: {what}") from error
+    except ValueError as error:  # of a number with thousands of digits
+        raise ValueError(f"{path} cannot be read: a number has too many digits") from error
     except RecursionError as error:
         raise ValueError(f"{path} cannot be read: its values are nested too deeply") from error
 

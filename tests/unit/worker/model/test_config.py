@@ -191,6 +191,48 @@ def test_sliding_window(changes: dict[str, Any], window: int | None) -> None:
             ["max_window_layers", "all"],
         ),
         ({"num_key_value_heads": 3}, ["num_attention_heads 4", "num_key_value_heads 3"]),
+        ({"rms_norm_eps": float("nan")}, ["rms_norm_eps", "nan", "above 0"]),
+        ({"rms_norm_eps": float("inf")}, ["rms_norm_eps", "inf", "above 0"]),
+        ({"rms_norm_eps": 10**400}, ["rms_norm_eps", "above 0"]),
+        ({"hidden_size": 10**30}, ["hidden_size", str(10**30), str(2**31 - 1)]),
+        ({"num_hidden_layers": 10**9}, ["num_hidden_layers", str(10**9), "10000"]),
+        (
+            {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 10**9},
+            ["num_experts", str(10**9), "10000"],
+        ),
+        ({"initializer_range": "small"}, ["initializer_range", "'small'", "above 0"]),
+        ({"initializer_range": -1}, ["initializer_range", "-1", "above 0"]),
+        ({"attention_bias": "false"}, ["attention_bias", "'false'", "true or false"]),
+        ({"tie_word_embeddings": "false"}, ["tie_word_embeddings", "'false'", "true or false"]),
+        ({"hidden_act": ["silu"]}, ["hidden_act", "['silu']", "gelu"]),
+        ({"architectures": 5}, ["architectures", "5", "list of names"]),
+        ({"architectures": [5]}, ["architectures", "[5]", "list of names"]),
+        ({"layer_types": [1, 2]}, ["layer_types", "[1, 2]", "list of names"]),
+        ({"rope_scaling": "yarn"}, ["rope_scaling", "'yarn'", "object"]),
+        ({"rope_parameters": [1]}, ["rope_parameters", "[1]", "object"]),
+        ({"rope_theta": float("nan")}, ["rope_theta", "nan", "above 1"]),
+        ({"rope_theta": "10000"}, ["rope_theta", "'10000'", "above 1"]),
+        ({"rope_theta": 0}, ["rope_theta", "0", "above 1"]),
+        ({"rope_scaling": {"rope_type": "linear", "factor": True}}, ["factor", "True"]),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4, "beta_fast": -1}},
+            ["beta_fast", "-1", "above 0"],
+        ),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4, "mscale": "x"}},
+            ["mscale", "'x'", "above 0"],
+        ),
+        (
+            {"rope_scaling": LLAMA3_SCALING | {"rope_type": "llama3", "low_freq_factor": 4}},
+            ["low_freq_factor", "4", "below high_freq_factor"],
+        ),
+        (
+            {
+                "rope_scaling": {"rope_type": "yarn", "factor": 4},
+                "original_max_position_embeddings": 1.5,
+            },
+            ["original_max_position_embeddings", "1.5", "integer from 2"],
+        ),
     ],
 )
 def test_what_is_not_supported_is_named(changes: dict[str, Any], words: list[str]) -> None:
@@ -205,6 +247,9 @@ def test_broken_file_is_named(tmp_path: Path) -> None:
         read_model_config(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps([LLAMA]))
     with pytest.raises(SetupError, match=r"config\.json cannot be read: it is not a JSON object"):
+        read_model_config(tmp_path)
+    (tmp_path / "config.json").write_text('{"vocab_size": 1' + "0" * 5000 + "}")
+    with pytest.raises(SetupError, match=r"config\.json cannot be read: a number has too many"):
         read_model_config(tmp_path)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pagewire.worker.errors import SetupError
-from pagewire.worker.model.config.values import flag, number, positive
+from pagewire.worker.model.config.values import MOST_PARTS, flag, number, positive
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,8 @@ def _shared_size(raw: Mapping[str, Any], keys: ExpertKeys) -> int | None:
 
 
 def _count(raw: Mapping[str, Any], keys: ExpertKeys) -> int:
-    found = {key: positive(raw, key) for key in keys.count_keys if raw.get(key) is not None}
+    given = [key for key in keys.count_keys if raw.get(key) is not None]
+    found = {key: positive(raw, key, most=MOST_PARTS) for key in given}
     if len(set(found.values())) > 1:
         stated = " and ".join(f"{key} {value}" for key, value in found.items())
         raise SetupError(f"config.json: {stated} contradict each other; remove one of them")

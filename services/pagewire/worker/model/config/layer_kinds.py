@@ -6,12 +6,12 @@ from typing import Any
 from pagewire.worker.errors import SetupError
 from pagewire.worker.model.config.family import Family
 from pagewire.worker.model.config.rope import FULL, SLIDING, RopeConfig, read_ropes
-from pagewire.worker.model.config.values import positive
+from pagewire.worker.model.config.values import MOST_PARTS, positive
 
 
 def read_windows(raw: Mapping[str, Any], family: Family) -> tuple[int | None, ...]:
     """The window of each layer: the positions that a token sees, or None for all."""
-    layers = positive(raw, "num_hidden_layers")
+    layers = positive(raw, "num_hidden_layers", most=MOST_PARTS)
     listed = _layer_types(raw, layers)
     on = family.windowed_by is not None and raw.get(family.windowed_by)
     if not family.local_rope and (not on or raw.get("sliding_window") is None):
@@ -61,7 +61,10 @@ def _rotary_layers(
 
 
 def _layer_types(raw: Mapping[str, Any], layers: int) -> list[str]:
-    types = [FULL if kind == "attention" else kind for kind in raw.get("layer_types") or []]
+    given = raw.get("layer_types") or []
+    if not isinstance(given, list) or not all(isinstance(kind, str) for kind in given):
+        raise SetupError(f"config.json: layer_types is {given!r}; it must be a list of names")
+    types = [FULL if kind == "attention" else kind for kind in given]
     unknown = set(types) - {FULL, SLIDING}
     if unknown:
         raise SetupError(

@@ -44,7 +44,7 @@ def read_model_config(folder: Path) -> ModelConfig:
         return parse_model_config(raw)
     except SetupError as error:
         raise SetupError(_with_place(str(error), path, raw)) from error
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise SetupError(f"{path}: a value is of the wrong kind: {error}") from error
 
 
@@ -113,10 +113,10 @@ def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
         residual_multiplier=_multiplier(raw, family.residual_multiplier_key),
         logit_multiplier=_multiplier(raw, family.logit_multiplier_key)
         / _multiplier(raw, family.logit_divisor_key),
-        tied_head=bool(raw.get("tie_word_embeddings", False)),
+        tied_head=flag(raw, "tie_word_embeddings"),
         names=family.names,
         dtype=_dtype(raw),
-        initializer_range=float(raw.get("initializer_range", 0.02)),
+        initializer_range=_initializer_range(raw),
         quantization=parse_quantization(raw),
         latent=latent,
     )
@@ -134,6 +134,10 @@ def _causal_architecture(name: str) -> str:
 def _family(raw: Mapping[str, Any]) -> Family:
     """The family that `architectures` names; without that key, the one of `model_type`."""
     architectures = raw.get("architectures") or []
+    if not isinstance(architectures, list) or not all(isinstance(x, str) for x in architectures):
+        raise SetupError(
+            f"config.json: architectures is {architectures!r}; it must be a list of names"
+        )
     causal = [_causal_architecture(name) for name in architectures]
     for family in FAMILIES:
         if family.written_as in causal and family.model_type == raw.get("model_type"):
@@ -177,7 +181,7 @@ def _refuse_unsupported(raw: Mapping[str, Any], family: Family) -> None:
 
 def _activation(raw: Mapping[str, Any], family: Family) -> Activation:
     name = raw.get(family.activation_key) or "silu"
-    if name not in family.activations:
+    if not isinstance(name, str) or name not in family.activations:
         raise SetupError(
             f"config.json: {family.activation_key} {name!r}; supported are "
             f"{', '.join(family.activations)}"
@@ -211,6 +215,13 @@ def _attention_scale(raw: Mapping[str, Any], family: Family, head_dim: int) -> f
 
 def _multiplier(raw: Mapping[str, Any], key: str | None) -> float:
     return 1.0 if key is None else number(raw, key, default=1.0)
+
+
+def _initializer_range(raw: Mapping[str, Any]) -> float:
+    """The standard deviation of dummy weights, which may be 0."""
+    if raw.get("initializer_range") == 0:
+        return 0.0
+    return number(raw, "initializer_range", default=0.02)
 
 
 def _soft_cap(raw: Mapping[str, Any], family: Family, key: str) -> float | None:

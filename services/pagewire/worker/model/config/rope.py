@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pagewire.worker.errors import SetupError
 from pagewire.worker.model.config.family import Family
+from pagewire.worker.model.config.values import LARGEST, above_zero, positive
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 Parameters = Mapping[str, Any]
@@ -45,7 +46,7 @@ class RopeConfig:
 
 def _read_rope(raw: Mapping[str, Any], family: Family) -> RopeConfig:
     """Reads `rope_parameters`, or the older pair `rope_theta` and `rope_scaling`."""
-    parameters = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    parameters = _object(raw, "rope_scaling") or _object(raw, "rope_parameters")
     nested = [name for name, value in parameters.items() if isinstance(value, dict)]
     if nested:
         raise SetupError(
@@ -60,7 +61,7 @@ def read_ropes(raw: Mapping[str, Any], family: Family) -> tuple[RopeConfig, Rope
     if family.local_rope is None:
         rope = _read_rope(raw, family)
         return rope, rope
-    nested, scaling = raw.get("rope_parameters") or {}, raw.get("rope_scaling") or {}
+    nested, scaling = _object(raw, "rope_parameters"), _object(raw, "rope_scaling")
     if unknown := [name for name in nested if name not in (FULL, SLIDING)]:
         raise SetupError(
             f"config.json: rope_parameters has {', '.join(unknown)}; {family.architecture} has "
@@ -72,17 +73,28 @@ def read_ropes(raw: Mapping[str, Any], family: Family) -> tuple[RopeConfig, Rope
             "it rope_type"
         )
     key, default = family.local_rope
-    full = {**(nested.get(FULL) or {}), **scaling}
+    full = {**_object(nested, FULL), **scaling}
     base = None if key is None else raw.get(key)
-    local = {"rope_theta": base or default, **(nested.get(SLIDING) or {})}
+    local = {"rope_theta": base or default, **_object(nested, SLIDING)}
     return _parse(raw, family, full), _parse(raw, family, local)
+
+
+def _object(raw: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The object `key`, empty if there is none; SetupError if the value is of another kind."""
+    value = raw.get(key) or {}
+    if not isinstance(value, dict):
+        raise SetupError(f"config.json: {key} is {value!r}; it must be an object or null")
+    return value
 
 
 def _parse(raw: Mapping[str, Any], family: Family, parameters: Parameters) -> RopeConfig:
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind == "su" or (kind == "yarn" and "long_factor" in parameters):
         kind = "longrope"  # older names of Phi-3
-    theta = float(parameters.get("rope_theta", raw.get("rope_theta", 10_000.0)))
+    theta = parameters.get("rope_theta", raw.get("rope_theta", 10_000.0))
+    if not above_zero(theta) or theta <= 1:
+        raise SetupError(f"config.json: rope_theta is {theta!r}; it must be a number above 1")
+    theta = float(theta)
     partial = parameters.get("partial_rotary_factor", raw.get("partial_rotary_factor")) or 1.0
     least = 0 if family.partial_rotary else 1
     if not isinstance(partial, int | float) or not (0 < partial <= 1 and partial >= least):
@@ -93,7 +105,7 @@ def _parse(raw: Mapping[str, Any], family: Family, parameters: Parameters) -> Ro
         )
     if kind in _SCALED:
         length = raw.get("original_max_position_embeddings")
-        trained = {"original_max_position_embeddings": raw["max_position_embeddings"]}
+        trained = {"original_max_position_embeddings": positive(raw, "max_position_embeddings")}
         parameters = {**trained, **parameters}
         if length is not None:
             parameters = {**parameters, "original_max_position_embeddings": length}
@@ -120,12 +132,18 @@ def _parse(raw: Mapping[str, Any], family: Family, parameters: Parameters) -> Ro
 
 
 def _llama3(theta: float, partial: float, parameters: Parameters) -> RopeConfig:
+    low, high = _number(parameters, "low_freq_factor"), _number(parameters, "high_freq_factor")
+    if low >= high:
+        raise SetupError(
+            f"config.json: the RoPE parameter low_freq_factor is {low:g}; it must be below "
+            f"high_freq_factor, which is {high:g}"
+        )
     return RopeConfig(
         "llama3",
         theta,
         factor=_number(parameters, "factor"),
-        low_freq_factor=_number(parameters, "low_freq_factor"),
-        high_freq_factor=_number(parameters, "high_freq_factor"),
+        low_freq_factor=low,
+        high_freq_factor=high,
         original_max_position_embeddings=_original(parameters),
         partial=partial,
     )
@@ -136,27 +154,26 @@ def _yarn(
 ) -> RopeConfig:
     original = _original(given)
     factor = _factor(raw, given, original)
-    attention = given.get("attention_factor")
+    attention = _attention_factor(given)
+    all_dim = _optional(given, "mscale_all_dim", 0.0)
     if attention is None:
-        attention = _yarn_attention(factor, given.get("mscale"), given.get("mscale_all_dim"))
-    scores = 1.0
-    if family.latent and given.get("mscale_all_dim"):
-        scores = _yarn_scale(factor, given["mscale_all_dim"]) ** 2
+        attention = _yarn_attention(factor, _optional(given, "mscale", 0.0), all_dim)
+    scores = _yarn_scale(factor, all_dim) ** 2 if family.latent and all_dim else 1.0
     return RopeConfig(
         "yarn",
         theta,
         factor=factor,
         original_max_position_embeddings=original,
         partial=partial,
-        attention_factor=float(attention),
+        attention_factor=attention,
         score_factor=scores,
-        beta_fast=float(given.get("beta_fast") or 32),
-        beta_slow=float(given.get("beta_slow") or 1),
+        beta_fast=_optional(given, "beta_fast", 32.0),
+        beta_slow=_optional(given, "beta_slow", 1.0),
         truncate=bool(given.get("truncate", True)),
     )
 
 
-def _yarn_attention(factor: float, mscale: float | None, mscale_all_dim: float | None) -> float:
+def _yarn_attention(factor: float, mscale: float, mscale_all_dim: float) -> float:
     """The factor of cosines and sines (Peng et al., 2023, "YaRN"; DeepSeek-AI for the `mscale`)."""
     if mscale and mscale_all_dim:
         return _yarn_scale(factor, mscale) / _yarn_scale(factor, mscale_all_dim)
@@ -173,7 +190,7 @@ def _longrope(
     """LongRoPE (Ding et al., 2024) with the attention factor of Phi-3."""
     original = _original(given)
     factor = _factor(raw, given, original)
-    attention = given.get("attention_factor")
+    attention = _attention_factor(given)
     if attention is None:
         attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     return RopeConfig(
@@ -182,7 +199,7 @@ def _longrope(
         factor=factor,
         original_max_position_embeddings=original,
         partial=partial,
-        attention_factor=float(attention),
+        attention_factor=attention,
         short_factors=_factors(given, "short_factor"),
         long_factors=_factors(given, "long_factor"),
     )
@@ -191,19 +208,23 @@ def _longrope(
 def _factor(raw: Mapping[str, Any], parameters: Parameters, original: int) -> float:
     """`factor`; without it, the ratio by which the trained length was extended."""
     if parameters.get("factor") is None:
-        return float(raw["max_position_embeddings"] / original)
+        return positive(raw, "max_position_embeddings") / original
     return _number(parameters, "factor")
 
 
 def _original(parameters: Parameters) -> int:
-    return int(_number(parameters, "original_max_position_embeddings"))
+    length = _number(parameters, "original_max_position_embeddings")
+    if length < 2 or length > LARGEST or length % 1:
+        raise SetupError(
+            f"config.json: original_max_position_embeddings is {length:g}; it must be an integer "
+            f"from 2 to {LARGEST}"
+        )
+    return int(length)
 
 
 def _factors(parameters: Parameters, name: str) -> tuple[float, ...]:
     values = parameters.get(name)
-    if not isinstance(values, list) or not all(
-        isinstance(value, int | float) and value > 0 for value in values
-    ):
+    if not isinstance(values, list) or not all(above_zero(value) for value in values):
         raise SetupError(
             f"config.json: the RoPE parameter {name} is {values!r}; it must be a list of numbers "
             "above 0"
@@ -213,6 +234,18 @@ def _factors(parameters: Parameters, name: str) -> tuple[float, ...]:
 
 def _number(parameters: Parameters, name: str) -> float:
     value = parameters.get(name)
-    if not isinstance(value, int | float) or value <= 0:
-        raise SetupError(f"config.json: the RoPE parameter {name} is {value!r}; it must be above 0")
+    if not above_zero(value):
+        raise SetupError(
+            f"config.json: the RoPE parameter {name} is {value!r}; it must be a number above 0"
+        )
     return float(value)
+
+
+def _attention_factor(parameters: Parameters) -> float | None:
+    given = parameters.get("attention_factor") is not None
+    return _number(parameters, "attention_factor") if given else None
+
+
+def _optional(parameters: Parameters, name: str, default: float) -> float:
+    """The number `name`, or `default` where it is null or 0, as in transformers."""
+    return _number(parameters, name) if parameters.get(name) else default
