@@ -1,6 +1,5 @@
 """Reads weights from safetensors files in the Hugging Face layout, one file or several."""
 
-import json
 import re
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from pagewire.json_files import read_json_object
 from pagewire.worker.errors import SetupError
 from pagewire.worker.model.config import ModelConfig
 from pagewire.worker.model.progress import progress
@@ -100,15 +100,28 @@ def weight_files(folder: Path) -> list[Path]:
                 "and --load-format dummy needs none"
             )
         return [folder / SINGLE]
-    try:
-        shards = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
-    except (ValueError, KeyError, AttributeError) as error:
-        raise SetupError(f"{folder / INDEX} is not an index of safetensors files") from error
-    files = [folder / name for name in sorted(set(shards))]
+    files = [folder / name for name in _indexed_files(folder / INDEX)]
     for path in files:
         if not path.is_file():
             raise SetupError(f"{path} is missing, which {INDEX} names; complete the checkpoint")
     return files
+
+
+def _indexed_files(index: Path) -> list[str]:
+    """The sorted names of the files in an index; SetupError if it is none, or names no file."""
+    try:
+        places = read_json_object(index).get("weight_map")
+    except OSError as error:
+        raise SetupError(f"{index} cannot be read: {error}") from error
+    except ValueError as error:
+        raise SetupError(f"{error}; complete the checkpoint") from error
+    names = list(places.values()) if isinstance(places, dict) else []
+    if not names or not all(isinstance(name, str) and name.isprintable() for name in names):
+        raise SetupError(
+            f"{index} is not an index of safetensors files: its weight_map must name the file of "
+            "each tensor; complete the checkpoint"
+        )
+    return sorted(set(names))
 
 
 def _present(files: list[Path], names: "_Names") -> set[str]:

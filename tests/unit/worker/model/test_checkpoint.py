@@ -137,3 +137,14 @@ def test_missing_shard_is_named(tmp_path: Path) -> None:
     shard.unlink()
     with pytest.raises(SetupError, match=shard.name):
         load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "index",
+    ["[]", '{"weight_map": {}}', '{"weight_map": {"a": 1}}', '{"weight_map": {"a": ["b"]}}'],
+)
+def test_broken_index_is_named(tmp_path: Path, index: str) -> None:
+    save_model(tmp_path, "llama")
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(SetupError, match=r"index\.json .*complete the checkpoint"):
+        load(tmp_path)
