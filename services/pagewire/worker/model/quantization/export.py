@@ -15,6 +15,7 @@ from tempfile import mkdtemp
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -129,7 +130,7 @@ def stored_tensors(layer: str, weight: QuantizedWeight) -> dict[str, Tensor]:
 
 def check_absent(output: Path) -> None:
     """Raises SetupError if the path to write to exists."""
-    if output.exists():
+    if output.exists() or output.is_symlink():
         raise SetupError(f"{output} exists; give the name of a folder that does not")
 
 
@@ -148,7 +149,8 @@ def write_folder(
     read since its last call.
 
     Raises:
-        SetupError: `output` exists, or a layer cannot be quantized this way.
+        SetupError: `output` exists, its weights cannot be written, or a layer cannot be quantized
+            this way.
         OSError: a file cannot be read or written.
     """
     layers.check()
@@ -160,6 +162,12 @@ def write_folder(
         _write_rest(source, partial, layers)
         _allow_reading(partial)
         partial.rename(output)
+    except SafetensorError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise SetupError(
+            f"the weights of {output} cannot be written: {error}; make room there, or give another "
+            "folder"
+        ) from error
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from compressed_tensors.quantization import QuantizationConfig
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -143,6 +143,25 @@ def test_a_folder_appears_complete_or_not_at_all(
     with pytest.raises(OSError, match="No space left"):
         quantize_folder(tmp_path / "plain", tmp_path / "small", "fp8", 128)
     assert [path.name for path in tmp_path.iterdir()] == ["plain"]
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_model(tmp_path / "plain", "llama", **SIZES)
+
+    def fail(*_: object, **__: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(export, "save_file", fail)
+    with pytest.raises(SetupError, match=r"small cannot be written: .*No space left.*make room"):
+        quantize_folder(tmp_path / "plain", tmp_path / "small", "fp8", 128)
+    assert [path.name for path in tmp_path.iterdir()] == ["plain"]
+
+
+def test_a_broken_link_is_not_replaced(tmp_path: Path) -> None:
+    save_model(tmp_path / "plain", "llama", **SIZES)
+    (tmp_path / "small").symlink_to(tmp_path / "absent")
+    with pytest.raises(SetupError, match="small exists"):
+        quantize_folder(tmp_path / "plain", tmp_path / "small", "fp8", 128)
 
 
 def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
