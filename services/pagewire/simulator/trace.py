@@ -9,6 +9,7 @@ Two formats are read:
 
 import csv
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -51,7 +52,7 @@ def read_trace(path: Path) -> list[TraceRequest]:
         try:
             for request in lines:
                 requests.append(_checked(request))  # noqa: PERF401, the error needs its length
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(
                 f"{path}: request {len(requests) + 1} is invalid: {error!r}; a trace has the "
                 "columns TIMESTAMP,ContextTokens,GeneratedTokens, or as .jsonl the fields "
@@ -105,6 +106,8 @@ def _from_json(lines: Iterator[str]) -> Iterator[TraceRequest]:
 def _checked(request: TraceRequest) -> TraceRequest:
     if request.input_length < 1 or request.output_length < 1:
         raise ValueError("a request needs at least one token in and one out")
+    if not math.isfinite(request.arrival):
+        raise ValueError("the timestamp must be a finite number")
     ids = request.hash_ids
     if ids is not None:
         if len(ids) != -(-request.input_length // HASHED_TOKENS):

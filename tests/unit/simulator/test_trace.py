@@ -58,6 +58,9 @@ def test_arrivals_are_seconds_after_the_first(tmp_path: Path) -> None:
         ("m.jsonl", MOONCAKE.replace("600", "500"), "request 1 .*2 hash_ids for 500 tokens"),
         ("m.jsonl", MOONCAKE.replace("7]", "4194303]"), "request 1 .*hash_ids must be 0 to"),
         ("m.jsonl", "{}", "request 1 is invalid"),
+        ("m.jsonl", MOONCAKE.replace("30000", "NaN"), "must be a finite"),
+        ("m.jsonl", MOONCAKE.replace("30000", "1e999"), "must be a finite"),
+        ("m.jsonl", MOONCAKE.replace("600", "1e999"), "request 1 is invalid: Overf"),
     ],
 )
 def test_an_invalid_trace_is_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
