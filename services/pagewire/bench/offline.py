@@ -85,9 +85,11 @@ def read_requests(path: Path) -> list[Request]:
     """The requests of a file; CommandError names a line that is not a request."""
     requests = []
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise CommandError(f"--requests {path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise CommandError(f"--requests {path}: is not UTF-8 text; convert it: {error}") from error
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:

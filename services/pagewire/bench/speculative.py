@@ -105,6 +105,8 @@ def read_texts(path: Path, model: str, tokenizer: str | None) -> list[RecordedTe
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise CommandError(f"--replay {path}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise CommandError(f"--replay {path}: is not UTF-8 text; convert it: {error}") from error
     texts = []
     for number, line in enumerate(lines, start=1):
         try:

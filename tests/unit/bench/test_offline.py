@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from pagewire.bench.offline import Request, read_requests
+from pagewire.bench.speculative import read_texts
 from pagewire.cli.errors import CommandError
 
 
@@ -18,3 +19,12 @@ def test_requests_are_read_and_a_bad_line_is_named(tmp_path: Path) -> None:
     file.write_text("\n")
     with pytest.raises(CommandError, match="holds no request"):
         read_requests(file)
+
+
+def test_files_that_are_not_utf8_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "r.jsonl"
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(CommandError, match=r"--requests .*r\.jsonl: is not UTF-8 text"):
+        read_requests(file)
+    with pytest.raises(CommandError, match=r"--replay .*r\.jsonl: is not UTF-8 text"):
+        read_texts(file, "embedded", None)
