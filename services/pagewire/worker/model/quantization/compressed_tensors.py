@@ -1,5 +1,7 @@
 """The checkpoints whose quant_method is compressed-tensors. This module needs no torch."""
 
+import re
+
 from pagewire.worker.model.quantization.fields import Fields
 from pagewire.worker.model.quantization.fp8 import BLOCK, take_kv_cache
 from pagewire.worker.model.quantization.grouped import take_group
@@ -27,7 +29,7 @@ def parse_compressed_tensors(fields: Fields) -> Quantization:
     sparsity = fields.take_object("sparsity_config")
     if sparsity is not None:
         sparsity.take_one_of("format", ["dense"], "dense")
-    ignored = tuple(_pattern(name) for name in fields.take_names("ignore"))
+    ignored = _patterns(fields, "ignore")
     groups = fields.take_object("config_groups")
     if groups is None:
         raise fields.refused("config_groups", None, "it must describe at least one group")
@@ -35,6 +37,18 @@ def parse_compressed_tensors(fields: Fields) -> Quantization:
     fields.skip("quant_method", "global_compression_ratio", "version")
     fields.check_all_taken()
     return Quantization("compressed-tensors", rules, ignored, fp8_kv)
+
+
+def _patterns(fields: Fields, field: str) -> tuple[Pattern, ...]:
+    patterns = tuple(_pattern(name) for name in fields.take_names(field))
+    for pattern in patterns:
+        if pattern.kind == "regex":
+            try:
+                re.compile(pattern.text)
+            except re.error as error:
+                why = f"it is not a regular expression: {error}"
+                raise fields.refused(field, f"re:{pattern.text}", why) from error
+    return patterns
 
 
 def _pattern(name: str) -> Pattern:
@@ -49,7 +63,7 @@ def _rule(groups: Fields, name: str, stored: str) -> Rule:
     if group is None:
         raise groups.refused(name, None, "it must be an object")
     stored = group.take_one_of("format", FORMATS, None if stored == MIXED else stored)
-    targets = tuple(_pattern(target) for target in group.take_names("targets"))
+    targets = _patterns(group, "targets")
     weights, inputs = group.take_object("weights"), group.take_object("input_activations")
     if weights is None:
         raise group.refused("weights", None, "weights must be quantized")

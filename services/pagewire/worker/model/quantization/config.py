@@ -40,7 +40,7 @@ def parse_quantization(raw: Mapping[str, Any]) -> Quantization | None:
     if not isinstance(found, Mapping):
         raise SetupError(f"config.json: quantization_config is {found!r}; it must be an object")
     method = found.get("quant_method", "missing")
-    parser = _PARSERS.get(method)
+    parser = _PARSERS.get(method) if isinstance(method, str) else None
     if parser is None:
         raise SetupError(
             f"config.json: quantization_config.quant_method is {method!r}; supported are "

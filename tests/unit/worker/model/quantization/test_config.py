@@ -167,6 +167,8 @@ def test_layers_are_left_out(raw: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
+        ({"quant_method": ["fp8"]}, ["quant_method", "['fp8']", "gptq"]),
+        (compressed() | {"ignore": ["re:("]}, ["ignore", "'re:('", "regular expression"]),
         ({"quant_method": "bitsandbytes"}, ["quant_method", "bitsandbytes", "gptq", "awq"]),
         ({"bits": 4}, ["quant_method", "missing"]),
         ({**GPTQ, "bits": 3}, ["gptq", "quantization_config.bits", "3", "4, 8"]),
