@@ -25,8 +25,9 @@ def positive(
 
 def above_zero(value: object) -> TypeGuard[int | float]:
     """Whether a value is a finite number above 0."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and 0 < value <= sys.float_info.max
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return 0 < value <= sys.float_info.max
 
 
 def number(raw: Mapping[str, Any], name: str, default: float | None = None) -> float:
