@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -82,8 +83,14 @@ def load_worker(
         torch.set_num_threads(config.torch_threads or len(os.sched_getaffinity(0)))
     # An environment variable may allow TF32, which keeps 11 bits of a float32's precision.
     torch.set_float32_matmul_precision("highest")
+    folder = resolve_model(config.model)
     with torch.inference_mode():
-        return _load(config, resolve_model(config.model), device, pool, phases or StartupPhases())
+        try:
+            return _load(config, folder, device, pool, phases or StartupPhases())
+        except RuntimeError as error:
+            if device.type == "cpu" and "DefaultCPUAllocator" in str(error):
+                raise SetupError(_no_memory(folder, error)) from error
+            raise
 
 
 def _load(
@@ -224,6 +231,16 @@ def _load(
         uses_triton=kernels == "triton",
         batch_invariant=config.batch_invariant,
         fp8_kv=model.fp8_kv,
+    )
+
+
+def _no_memory(folder: Path, error: Exception) -> str:
+    """The message for tensors that the host has no memory for."""
+    wanted = re.search(r"allocate (\d+) bytes", str(error))
+    size = f" of {int(wanted[1]) / 1e9:.3f} GB" if wanted else ""
+    return (
+        f"there is no memory for a tensor{size} of the model that {folder / 'config.json'} "
+        "describes; correct its sizes, lower --max-model-len, or use a larger machine"
     )
 
 

@@ -211,3 +211,14 @@ def test_a_pool_that_memory_does_not_hold_is_refused_by_its_setting(
     config = WorkerConfig(model=str(tmp_path), device="cpu", **settings)  # type: ignore[arg-type]
     with pytest.raises(SetupError, match=rf"KV cache of \d+ blocks \(.+\); lower {flag}$"):
         load_worker(config)
+
+
+def test_sizes_that_no_memory_holds_name_the_file(tmp_path: Path) -> None:
+    save_model(tmp_path, "llama")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(
+        json.dumps(config | {"vocab_size": 2**31 - 1} | {"hidden_size": 2**20})
+    )
+    settings = WorkerConfig(model=str(tmp_path), device="cpu", torch_threads=1)
+    with pytest.raises(SetupError, match=r"no memory for a tensor of .* GB .*config\.json.*sizes"):
+        load_worker(settings)
