@@ -117,13 +117,21 @@ def read_chat_template(file: str | Path) -> str:
 
 
 def eos_token_ids(folder: Path) -> tuple[int, ...]:
-    """End-of-sequence ids: those of generation_config.json, otherwise those of config.json."""
+    """End-of-sequence ids: those of generation_config.json, otherwise those of config.json.
+
+    ValueError names the file if they are not integers.
+    """
     for name in ("generation_config.json", "config.json"):
         path = folder / name
         if path.is_file():
             ids = read_json_object(path).get("eos_token_id")
             if ids is not None:
-                return tuple(ids) if isinstance(ids, list) else (int(ids),)
+                found = tuple(ids) if isinstance(ids, list) else (ids,)
+                if not all(type(one) is int for one in found):
+                    raise ValueError(
+                        f"{path}: eos_token_id is {ids!r}; it must be an integer or a list of them"
+                    )
+                return found
     return ()
 
 

@@ -321,8 +321,15 @@ def _eos_token_ids(folder: Path) -> tuple[int, ...]:
 
 
 def _default_sampling(folder: Path) -> SamplingParams:
-    """The parameters that generation_config.json recommends for requests that do not set them."""
+    """The parameters that generation_config.json recommends for requests that do not set them.
+
+    ValueError names the file and a value that is not a number.
+    """
     path = folder / "generation_config.json"
     config = read_json_object(path) if path.is_file() else {}
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-    return SamplingParams(**{n: config[n] for n in names if config.get(n) is not None})
+    given = {name: config[name] for name in names if config.get(name) is not None}
+    for name, value in given.items():
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise ValueError(f"{path}: {name} is {value!r}; it must be a number")
+    return SamplingParams(**given)

@@ -35,6 +35,22 @@ def test_generation_config_gives_defaults(tmp_path: Path) -> None:
     assert SamplingParams.from_proto(pb.SamplingParams(), defaults).temperature == 0.7
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("temperature", '"hot"'),
+        ("top_k", "true"),
+        ("eos_token_id", '"2"'),
+        ("eos_token_id", "[{}]"),
+    ],
+)
+def test_wrong_kinds_in_generation_config_are_named(tmp_path: Path, key: str, value: str) -> None:
+    folder = byte_level_folder(tmp_path)
+    (folder / "generation_config.json").write_text(f'{{"{key}": {value}}}')
+    with pytest.raises(ValueError, match=rf"generation_config\.json: {key} is .*; it must be"):
+        Tokenizer(folder)
+
+
 def test_bytes_of_tokens_are_those_of_the_text(byte_level: Tokenizer) -> None:
     for text in CORPUS:
         data = [byte_level.token_bytes(token) for token in byte_level.encode(text).tolist()]
