@@ -7,7 +7,6 @@ import os
 import resource
 import signal
 import socket
-import ssl
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -30,6 +29,7 @@ from pagewire.lifecycle.logs import configure
 from pagewire.lifecycle.loop_lag import measure_loop_lag
 from pagewire.lifecycle.metrics import count_tasks, serve_metrics
 from pagewire.lifecycle.process import run_service
+from pagewire.rpc.certificates import check_pair
 from pagewire.rpc.credentials import SCHEDULER_TOKEN, Credentials, read_token
 from pagewire.tracing.start import start_tracing
 
@@ -58,7 +58,7 @@ def run_gateway(config: GatewayConfig) -> None:
         credentials = Credentials.of(config).with_token(
             read_token(config.scheduler_token_file, SCHEDULER_TOKEN)
         )
-        _check_https(config)
+        check_pair("https", config.https_cert, config.https_key)
         tracing = start_tracing(config, "gateway")
         listener = _listen(config.host, config.port)
         metrics = GatewayMetrics()
@@ -151,22 +151,6 @@ async def _serve(
     await schedulers.close()
     if tracing is not None:
         await asyncio.to_thread(tracing.close)
-
-
-def _check_https(config: GatewayConfig) -> None:
-    """ValueError or OSError if the certificate or its key cannot be used."""
-    if (config.https_cert is None) != (config.https_key is None):
-        raise ValueError("https_cert and https_key belong together; give both or neither")
-    if config.https_cert is not None:
-        try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-                config.https_cert, config.https_key
-            )
-        except ssl.SSLError as error:
-            raise ValueError(
-                f"{config.https_cert} and {config.https_key} are not a certificate with its key in "
-                f"PEM: {error.reason}"
-            ) from error
 
 
 def max_open_requests(config: GatewayConfig) -> int:

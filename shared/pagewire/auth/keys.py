@@ -115,6 +115,8 @@ def _content(file: str) -> str:
         return Path(file).read_text()
     except OSError as error:
         raise ValueError(f"--api-keys-file {file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise ValueError(f"--api-keys-file {file} is not a text in UTF-8") from None
 
 
 def keys_in(text: str, path: str) -> list[ApiKey]:
@@ -127,6 +129,8 @@ def keys_in(text: str, path: str) -> list[ApiKey]:
         where = getattr(error, "problem_mark", None)
         line = f", line {where.line + 1}" if where is not None else ""
         raise ValueError(f"{path}{line}: neither YAML nor JSON") from None
+    except RecursionError:
+        raise ValueError(f"{path}: its lists are nested too deeply") from None
     except RepeatedKeyError as error:
         raise ValueError(f"{path}: {error}") from None
     if not isinstance(entries, list):

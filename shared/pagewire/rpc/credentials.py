@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pagewire.config import ProcessConfig
+from pagewire.rpc.certificates import check_tls
 
 # Environment variables. A flag would show the token to every user of the machine.
 SCHEDULER_TOKEN = "PAGEWIRE_SCHEDULER_TOKEN"
@@ -38,10 +39,9 @@ class Credentials:
 
     @classmethod
     def of(cls, config: ProcessConfig) -> "Credentials":
-        """Reads the certificates that a configuration names; OSError or ValueError if that
-        fails."""
-        if (config.tls_cert is None) != (config.tls_key is None):
-            raise ValueError("tls_cert and tls_key belong together; give both or neither")
+        """Reads the certificates that a configuration names; OSError or ValueError if they cannot
+        be used."""
+        check_tls(config)
         return cls(
             certificate=_read(config.tls_cert),
             key=_read(config.tls_key),
@@ -86,6 +86,8 @@ def read_token(file: str | None, variable: str) -> str | None:
         token = Path(file).read_text() if file else os.environ.get(variable, "")
     except OSError as error:
         raise ValueError(f"the token file {file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError:
+        token = ""  # refused below, without a part of it in the message
     token = token.strip()
     if not token and not file:
         return None

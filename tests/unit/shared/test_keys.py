@@ -31,3 +31,13 @@ def test_files_that_cannot_be_read_are_named_with_what_they_are(tmp_path: Path) 
         read_keys(absent, "")
     with pytest.raises(ValueError, match=f"^the token file {absent} cannot be read: No such file"):
         read_token(absent, "UNSET")
+
+
+def test_key_files_that_are_not_text_or_nested_too_deeply_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "keys.yaml"
+    file.write_bytes(b"\xff- secret")
+    with pytest.raises(ValueError, match=f"^--api-keys-file {file} is not a text in UTF-8$"):
+        read_keys(str(file), "")
+    file.write_text("[" * 3000)
+    with pytest.raises(ValueError, match=f"^{file}: its lists are nested too deeply$"):
+        read_keys(str(file), "")
