@@ -1,8 +1,11 @@
 """gRPC servers and channels with the options that every service uses, and health checks."""
 
 import asyncio
+import os
+import socket
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -43,6 +46,7 @@ CHANNEL_OPTIONS = [
 ]
 
 _CALLS_END_SECONDS = 0.2
+_MAX_SOCKET_PATH = 107  # bytes; Linux's bound
 
 
 def open_channel(address: str, credentials: Credentials = NO_CREDENTIALS) -> grpc.aio.Channel:
@@ -179,6 +183,8 @@ def bind(
         # gRPC would take the port modulo 2^16, and 443 without a port.
         if not is_listen_address(address):
             raise RuntimeError(f"cannot listen on {address}: it is neither host:port nor unix:PATH")
+        if address.startswith("unix:"):
+            _check_socket(address)
         try:
             ports.append(_add_port(server, address, credentials))
         except RuntimeError as error:
@@ -186,6 +192,38 @@ def bind(
                 f"cannot listen on {address}: the address is in use, or not one of this machine"
             ) from error
     return ports
+
+
+def _check_socket(address: str) -> None:
+    """RuntimeError if a server cannot listen on `unix:PATH`.
+
+    gRPC removes the socket of a process that still listens, and its own error does not give the
+    reason. A socket that a killed process has left behind is no obstacle.
+    """
+    path = Path(address.removeprefix("unix:").replace("//", "/", 1))
+    if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
+        raise RuntimeError(
+            f"cannot listen on {address}: the path has more than {_MAX_SOCKET_PATH} bytes; give a "
+            "shorter one"
+        )
+    if not path.parent.is_dir():
+        raise RuntimeError(f"cannot listen on {address}: there is no folder {path.parent}; make it")
+    if path.exists() and not path.is_socket():
+        raise RuntimeError(
+            f"cannot listen on {address}: {path} exists and is not a socket; remove it, or give "
+            "another path"
+        )
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except BlockingIOError:
+            pass  # the backlog of a process that listens is full
+        except OSError:
+            return
+    raise RuntimeError(
+        f"cannot listen on {address}: another process listens there; end it, or give another path"
+    )
 
 
 def _add_port(server: grpc.aio.Server, address: str, credentials: Credentials) -> int:

@@ -1,6 +1,7 @@
 """Servers and channels: the complete end of calls, and refused addresses."""
 
 import asyncio
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +64,43 @@ async def test_a_watcher_of_health_receives_changes_after_another_has_left(tmp_p
 async def test_an_address_that_grpc_would_take_for_another_is_refused(address: str) -> None:
     with pytest.raises(RuntimeError, match=f"cannot listen on {address}: it is neither host:port"):
         bind(make_server(), [address])
+
+
+async def test_a_socket_of_a_running_server_stays_with_it(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/server.sock"
+    first = make_server()
+    bind(first, [address])
+    await first.start()
+    inode = (tmp_path / "server.sock").stat().st_ino
+    try:
+        with pytest.raises(RuntimeError, match=f"{address}: another process listens there"):
+            bind(make_server(), [address])
+        assert (tmp_path / "server.sock").stat().st_ino == inode
+    finally:
+        await first.stop(None)
+
+
+async def test_a_socket_that_a_killed_process_left_is_used_again(tmp_path: Path) -> None:
+    path = tmp_path / "server.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    assert path.is_socket()
+    server = make_server()
+    bind(server, [f"unix:{path}"])
+    await server.stop(None)
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("absent/server.sock", "there is no folder .*/absent; make it"),
+        ("plain", "plain exists and is not a socket; remove it"),
+        ("s" * 120, "the path has more than 107 bytes; give a shorter one"),
+    ],
+)
+async def test_a_socket_that_cannot_be_made_is_refused_with_the_reason(
+    tmp_path: Path, path: str, problem: str
+) -> None:
+    (tmp_path / "plain").touch()
+    with pytest.raises(RuntimeError, match=problem):
+        bind(make_server(), [f"unix:{tmp_path}/{path}"])
