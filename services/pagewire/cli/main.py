@@ -1,6 +1,7 @@
 """The `pagewire` command."""
 
 import os
+import signal
 import sys
 from typing import Annotated, NoReturn
 
@@ -63,6 +64,8 @@ def make_app() -> typer.Typer:
 def main() -> None:
     """Runs the command line. An error is printed as one message and sets the exit status."""
     supervised = PARENT_VARIABLE in os.environ
+    if supervised:  # until the service handles it
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     end_with_supervisor()
     try:
         status = make_app()(standalone_mode=False, prog_name="pagewire", obj=supervised)

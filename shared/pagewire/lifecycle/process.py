@@ -5,6 +5,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
@@ -21,7 +22,7 @@ LOOP_SECONDS = 10.0
 
 def run_service(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     """Runs `main(stop)` on uvloop. SIGTERM and SIGINT set `stop`; a second signal ends the process
-    at once, even with open requests.
+    at once, even with open requests. SIGHUP has no effect, unless `main` handles it.
 
     A process whose event loop is stuck ends with status 1, so that its supervisor restarts it.
     """
@@ -46,6 +47,9 @@ async def _with_signals(main: Callable[[asyncio.Event], Awaitable[None]]) -> Non
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
+    if not sys.stderr.isatty():  # a service at a terminal ends with it
+        no_keys = "SIGHUP: this process has no API keys to read again"
+        loop.add_signal_handler(signal.SIGHUP, log.info, no_keys)
     watchdog = Watchdog([event_loop(loop)], LOOP_SECONDS, end_process)
     try:
         await main(stop)

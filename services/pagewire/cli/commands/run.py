@@ -1,9 +1,13 @@
 """`pagewire run`: all services on one machine."""
 
 import asyncio
+import contextlib
+import os
 import sys
 import time
-from typing import Any
+from typing import Any, TextIO
+
+import typer
 
 from pagewire.cli.launch.launch import launch
 from pagewire.cli.launch.stack import Stack, full_stack, model_settings, stack_settings
@@ -28,7 +32,7 @@ def run(values: dict[str, Any]) -> None:
     async def serve(stack: Stack) -> None:
         use = await use_of_model(stack.models[0])
         seconds = time.monotonic() - started
-        print(ready_block(stack, seconds, values, use), flush=True)
+        _write(ready_block(stack, seconds, values, use), sys.stdout)
         await asyncio.Event().wait()
 
     report = _json_log if values["log_format"] == "json" else _Log()
@@ -39,18 +43,24 @@ class _Log:
     """Prints the lines of all services to standard error, with the name of the service."""
 
     def __init__(self) -> None:
-        from rich.console import Console  # here, so that other commands start faster
-
-        self._console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
-        self._styles: dict[str, str] = {SUPERVISOR: "bold"}
+        self._coloured = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+        self._colours: dict[str, str | None] = {SUPERVISOR: None}
 
     def __call__(self, name: str, line: str) -> None:
-        style = self._styles.setdefault(name, _COLOURS[len(self._styles) % len(_COLOURS)])
-        self._console.print(f"{name:<9} | ", style=style, end="")
-        # Services' lines may contain brackets, which rich would read as markup.
-        self._console.print(line, markup=False)
+        start = f"{name:<9} | "
+        if self._coloured:
+            colour = self._colours.setdefault(name, _COLOURS[len(self._colours) % len(_COLOURS)])
+            start = typer.style(start, fg=colour, bold=colour is None)
+        _write(start + line, sys.stderr)
 
 
 def _json_log(name: str, line: str) -> None:
     """Prints the lines of the services unchanged."""
-    print(json_line(name, line) if name == SUPERVISOR else line, file=sys.stderr, flush=True)
+    _write(json_line(name, line) if name == SUPERVISOR else line, sys.stderr)
+
+
+def _write(text: str, file: TextIO) -> None:
+    """Writes a line. A full disk or a reader that has ended loses lines, but must not disturb the
+    services, which would wait for their output to be read."""
+    with contextlib.suppress(OSError):
+        print(text, file=file, flush=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,7 +29,8 @@ def launch(
 
     Models of the hub are downloaded first, so that all processes use the same commit. SIGINT or
     SIGTERM cancels the body, ends the stack in order and returns None. A second signal kills the
-    stack. CommandError if the stack does not start.
+    stack. SIGHUP makes the services read the API keys again; at a terminal it is like SIGTERM.
+    CommandError if the stack does not start.
     """
     values = _with_all_files(values)
     with tempfile.TemporaryDirectory(prefix="pagewire-") as folder:
@@ -86,7 +88,15 @@ async def _launch(
             )
             task.cancel()
 
+    def on_hangup() -> None:
+        if at_terminal:  # which has been closed
+            on_signal()
+        else:
+            supervisor.hang_up()
+
+    at_terminal = sys.stderr.isatty()
     loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, on_hangup)
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
     try:

@@ -104,6 +104,11 @@ class ChildProcess:
         """Sends SIGKILL to the whole group."""
         self._signal(signal.SIGKILL)
 
+    def hang_up(self) -> None:
+        """Sends SIGHUP to the process, but not to its helper processes, which it would end."""
+        if self.running:
+            self._process.send_signal(signal.SIGHUP)
+
     def _signal(self, number: signal.Signals) -> None:
         # The system may reuse the number of an ended group.
         if not self._group_ended:

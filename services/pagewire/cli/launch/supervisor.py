@@ -89,6 +89,11 @@ class Supervisor:
         for child in self._children.values():
             child.kill()
 
+    def hang_up(self) -> None:
+        """Sends SIGHUP to all services: those with API keys read them again."""
+        for child in self._children.values():
+            child.hang_up()
+
     def kill_at(self, address: str) -> str | None:
         """Sends SIGKILL to the first tier's service at an address; returns its name, or None."""
         for service in self._tiers[0]:
