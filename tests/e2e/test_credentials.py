@@ -1,6 +1,7 @@
 """Certificates and tokens on every connection: which calls are accepted and which refused."""
 
 import asyncio
+import re
 import secrets
 import ssl
 from collections.abc import AsyncIterator
@@ -20,9 +21,10 @@ from pagewire.rpc.transport import Health, bind, make_server, open_channel
 from pagewire.v1 import inference_pb2 as pb
 from pagewire.v1 import inference_pb2_grpc
 from support.processes.certificates import Authority
-from support.processes.gateway_process import gateway
+from support.processes.gateway_process import GatewayProcess, gateway
 from support.processes.stack_process import running_stack
 from support.processes.worker_process import worker_process
+from support.waiting import eventually
 
 TOKEN = "a token for these tests"
 
@@ -99,6 +101,41 @@ async def test_mutual_tls(tmp_path: Path) -> None:
     assert not lenient.authenticates_clients
     async with served(lenient) as address:
         assert await outcome(address, credentials(tls_ca=ours.ca)) == "m"
+
+
+@pytest.mark.parametrize(
+    ("fault", "problem"),
+    [
+        ("authority", "its certificate is not accepted, .*; tls_ca here must have signed"),
+        ("name", "its certificate has another name; set tls_server_name to a name in it"),
+        ("plain", "it does not use TLS; give it tls_cert and tls_key, or leave tls_ca out here"),
+        ("token", "UNAUTHENTICATED: "),
+    ],
+)
+async def test_a_gateway_logs_once_why_a_scheduler_cannot_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, problem: str
+) -> None:
+    ours, theirs = Authority(tmp_path / "ours"), Authority(tmp_path / "theirs")
+    peer = ours.identity("peer").settings
+    shown = credentials(**({} if fault == "plain" else peer))
+    used: dict[str, str] = theirs.identity("own").settings if fault == "authority" else peer
+    if fault == "name":
+        used = {**used, "tls_server_name": "other"}
+    if fault == "token":
+        shown, used = NO_CREDENTIALS.with_token(TOKEN), {}
+    monkeypatch.setenv("PAGEWIRE_SCHEDULER_TOKEN", "x" * 32)
+    async with served(shown) as address:
+        process = await asyncio.to_thread(GatewayProcess, address, **used)
+        try:
+            await eventually(lambda: any(re.search(problem, line) for line in process.log))
+            await asyncio.sleep(1.5)  # further attempts
+        finally:
+            await asyncio.to_thread(process.stop)
+    lines = [
+        line for line in process.log if re.search(f" W .*scheduler {address}: {problem}", line)
+    ]
+    assert len(lines) == 1, process.log
+    assert "Traceback" not in "".join(process.log)
 
 
 @pytest.mark.parametrize("kind", ["tcp", "unix"])

@@ -69,3 +69,18 @@ def _context(for_grpc: bool) -> ssl.SSLContext:
     if for_grpc:
         context.set_ciphers("DEFAULT:@SECLEVEL=0")  # gRPC accepts short keys
     return context
+
+
+def tls_problem(details: str) -> str | None:
+    """What is wrong with the certificates, from gRPC's details of a connection that failed.
+
+    None if the certificates are not the cause.
+    """
+    if "Hostname Verification Check failed" in details:
+        return "its certificate has another name; set tls_server_name to a name in it"
+    if "Tls handshake failed" not in details:
+        return None
+    if "WRONG_VERSION_NUMBER" in details:
+        return "it does not use TLS; give it tls_cert and tls_key, or leave tls_ca out here"
+    reason = details.removesuffix(": OK").rpartition(":")[2].strip()
+    return f"its certificate is not accepted, {reason}; tls_ca here must have signed tls_cert there"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pagewire.config import ProcessConfig
-from pagewire.rpc.certificates import check_pair
+from pagewire.rpc.certificates import check_pair, tls_problem
 from pagewire.rpc.credentials import Credentials, read_token
 from support.processes.certificates import Authority
 
@@ -73,3 +73,21 @@ def test_a_token_file_that_is_not_text_is_refused_with_its_name(tmp_path: Path) 
     file.write_bytes(b"\xff" * 40)
     with pytest.raises(ValueError, match=f"the token of {file} must have"):
         read_token(str(file), "PAGEWIRE_WORKER_TOKEN")
+
+
+@pytest.mark.parametrize(
+    ("details", "problem"),
+    [
+        (
+            "last error: UNKNOWN: ipv4:1: Tls handshake failed (TSI_PROTOCOL_FAILURE): "
+            "CERTIFICATE_VERIFY_FAILED: certificate has expired: OK",
+            "its certificate is not accepted, certificate has expired; tls_ca here",
+        ),
+        ("UNAUTHENTICATED: Hostname Verification Check failed.", "set tls_server_name to"),
+        ("Tls handshake failed: WRONG_VERSION_NUMBER: x: OK", "it does not use TLS; give it"),
+        ("last error: UNKNOWN: ipv4:1: connect: Connection refused", None),
+    ],
+)
+def test_a_problem_of_certificates_is_found_in_details(details: str, problem: str | None) -> None:
+    found = tls_problem(details)
+    assert found is None if problem is None else problem in str(found)

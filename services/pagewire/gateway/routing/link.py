@@ -12,6 +12,7 @@ from pagewire.gateway.metrics import GatewayMetrics
 from pagewire.gateway.routing.connection import LAST_BACK_OFF, Connection
 from pagewire.gateway.routing.delivery import MisplacedDelta, deliver, deliver_prompts
 from pagewire.lifecycle.logs import fields
+from pagewire.rpc.certificates import tls_problem
 from pagewire.rpc.credentials import NO_CREDENTIALS, Credentials
 from pagewire.suspicion import Loss
 from pagewire.v1 import inference_pb2 as pb
@@ -22,6 +23,8 @@ log = logging.getLogger(__name__)
 # every gateway has tried to connect.
 SETTLED_LOSSES = 2
 SETTLE_SECONDS = 2 * LAST_BACK_OFF
+# How the reason of a connection begins that a scheduler refuses until a setting changes.
+_REFUSALS = ("UNAUTHENTICATED", "PERMISSION_DENIED", "UNIMPLEMENTED")
 
 
 class LinkObserver(Protocol):
@@ -82,6 +85,7 @@ class Link:
         self._settling: asyncio.TimerHandle | None = None
         # The latest loss, until the scheduler answers again: its process may not have ended.
         self._unexplained_loss: Loss | None = None
+        self._reported = ""  # why there was no connection, in the latest line about it
         self._observer = observer
         self._metrics = metrics
         self._connection = Connection(target, self, credentials)
@@ -239,9 +243,10 @@ class Link:
         loss = Loss(self.instance) if was_connected and not self.draining else None
         if was_connected:
             log.warning("scheduler %s lost: %s", self.target, reason)
+            self._reported = "not reachable yet"  # the loss has been reported
             self._unexplained_loss = loss
         else:
-            log.debug("scheduler %s not reached: %s", self.target, reason)
+            self._report_unreached(reason)
         self.connected = self.draining = self.reserved_for_us = False
         self._stop_settling()
         self.load = pb.Load()
@@ -252,6 +257,19 @@ class Link:
         self._observer.link_lost(self, unfinished, loss)
         self.reservation_changes = 0
         return was_connected
+
+    def _report_unreached(self, reason: str) -> None:
+        """Logs why there is no connection, at debug unless the cause changes."""
+        problem = tls_problem(reason)
+        if problem is None and reason.startswith(_REFUSALS):
+            problem = reason
+        # A scheduler that cannot be reached may be starting.
+        cause = problem or "not reachable yet"
+        new = logging.INFO if problem is None else logging.WARNING
+        level = logging.DEBUG if cause == self._reported else new
+        self._reported = cause
+        log.log(level, "scheduler %s: %s", self.target, cause)
+        log.debug("scheduler %s not reached: %s", self.target, reason)
 
     def received(self, response: pb.MultiplexResponse) -> None:
         """Handles one message of the scheduler."""

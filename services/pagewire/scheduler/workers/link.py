@@ -13,6 +13,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagewire.lifecycle.stall_detector import StallDetector
+from pagewire.rpc.certificates import tls_problem
 from pagewire.rpc.checksums import RUN, StreamError, open_stream, receive
 from pagewire.rpc.credentials import NO_CREDENTIALS, Credentials
 from pagewire.rpc.protocol import HEARTBEAT_SECONDS, PROTOCOL_VERSION, SILENT_HEARTBEATS
@@ -194,9 +195,12 @@ class WorkerLink:
 
     def _report(self, code: grpc.StatusCode, details: str) -> None:
         """Logs why there is no connection, at debug unless the reason changes."""
-        reason = details if code is not grpc.StatusCode.UNAVAILABLE else "not reachable yet"
+        problem = tls_problem(details)
+        if problem is None and code is not grpc.StatusCode.UNAVAILABLE:
+            problem = details
         # A worker that cannot be reached may be starting; one that is lost was reported.
-        new = logging.INFO if code is grpc.StatusCode.UNAVAILABLE else logging.WARNING
+        reason = problem or "not reachable yet"
+        new = logging.INFO if problem is None else logging.WARNING
         level = logging.DEBUG if reason == self._reported else new
         self._reported = reason
         log.log(level, "worker %s: %s (%s)", self.address, reason, code.name)
