@@ -43,6 +43,7 @@ _KEEP_ALIVE_SECONDS = 75  # longer than proxies keep idle connections
 _FIRST_CONTACT_SECONDS = 2.0
 _CLOSE_SECONDS = 5  # for connections to close after their requests have ended
 _MAX_OPEN_REQUESTS = 8192
+_FEW_OPEN_REQUESTS = 512
 _OTHER_DESCRIPTORS = 128  # logs, schedulers, metrics, refused connections
 
 
@@ -162,7 +163,15 @@ def max_open_requests(config: GatewayConfig) -> int:
         return config.max_open_requests
     if hard == resource.RLIM_INFINITY:
         return _MAX_OPEN_REQUESTS
-    return max(1, min(_MAX_OPEN_REQUESTS, hard - _OTHER_DESCRIPTORS))
+    allowed = max(1, min(_MAX_OPEN_REQUESTS, hard - _OTHER_DESCRIPTORS))
+    if allowed < _FEW_OPEN_REQUESTS:
+        log.warning(
+            "the limit of %d file descriptors allows only %d open requests; raise it (ulimit -n), "
+            "or set --max-open-requests",
+            hard,
+            allowed,
+        )
+    return allowed
 
 
 def _split(listed: str) -> tuple[str, ...]:

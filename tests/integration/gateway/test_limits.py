@@ -419,3 +419,18 @@ async def test_bodies_that_arrive_together_are_kept_apart() -> None:
             assert b"content-length: %d\r\n" % len(body) in answer
             assert await asyncio.wait_for(reader.readexactly(len(body)), 10) == body
         writer.close()
+
+
+def test_a_low_limit_of_descriptors_is_logged_with_the_remedy() -> None:
+    code = (
+        "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (64, 200)); "
+        "from pagewire.config import GatewayConfig as C; "
+        "from pagewire.gateway.server import max_open_requests as limit; "
+        "print(limit(C()), limit(C(max_open_requests=5)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["72", "5"]
+    assert done.stderr == (
+        "the limit of 200 file descriptors allows only 72 open requests; raise it (ulimit -n), or "
+        "set --max-open-requests\n"
+    )

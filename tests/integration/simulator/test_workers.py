@@ -130,3 +130,17 @@ async def test_a_scheduler_gets_the_same_tokens_with_preemption_and_prefix_hits(
     assert all(len(tokens) == 90 for tokens in results[0])
     assert all(result == results[0] for result in results)
     assert len(results) == 6
+
+
+def test_the_sizes_of_all_workers_of_a_process_are_in_its_metrics(tmp_path: Path) -> None:
+    port = free_port()
+    flags = ("--num-blocks=100", "--num-slots=8", f"--worker-metrics-port={port}")
+    with (
+        simulated_workers(tmp_path, 2, *flags),
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page,
+    ):
+        lines = page.read().decode().splitlines()
+    assert "pagewire_worker_slots 16.0" in lines
+    assert "pagewire_worker_kv_cache_blocks 200.0" in lines
+    for name in ("kv_cache_bytes", "weight_bytes"):
+        assert f"pagewire_worker_{name} 0.0" not in lines
