@@ -1,5 +1,6 @@
 """Addresses: their form, and which of them are local to this machine."""
 
+import logging
 import re
 import socket
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pagewire.addresses import (
+    Targets,
     is_fault_of_port,
     is_listen_address,
     is_local,
@@ -112,3 +114,25 @@ def test_a_port_that_is_taken_and_a_host_of_another_machine_are_told_apart() -> 
             with pytest.raises(OSError) as refused:
                 socket.create_server((host, taken.getsockname()[1]))
             assert is_fault_of_port(refused.value) is fault
+
+
+async def test_a_fault_of_an_address_is_logged_when_it_changes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "list"
+    [address] = parse_addresses(f"file:{file}")
+    targets = Targets([address], resolve, logging.getLogger("test"))
+
+    async def warnings() -> int:
+        caplog.clear()
+        await targets.refresh()
+        return sum(record.levelno == logging.WARNING for record in caplog.records)
+
+    assert [await warnings() for _ in range(3)] == [1, 0, 0]
+    file.write_text("no address")
+    assert [await warnings() for _ in range(2)] == [1, 0]
+    file.write_text("a:1")
+    assert [await warnings() for _ in range(2)] == [0, 0]
+    file.unlink()
+    assert [await warnings() for _ in range(2)] == [1, 0]
+    assert await targets.refresh() == {"a:1"}

@@ -5,7 +5,7 @@ import contextlib
 import logging
 from collections.abc import Collection, Iterable, Sequence
 
-from pagewire.addresses import Address, Resolve, resolve
+from pagewire.addresses import Address, Resolve, Targets, resolve
 from pagewire.config import GatewayConfig
 from pagewire.errors import Code, RequestError, invalid
 from pagewire.gateway.generation.generation import Generation
@@ -43,9 +43,7 @@ class Schedulers:
     ) -> None:
         """One of `expected_models` without a scheduler is UNAVAILABLE, not unknown."""
         self.links: dict[str, Link] = {}
-        self._addresses = addresses
-        self._resolve = resolve_names
-        self._targets: dict[Address, list[str]] = {}
+        self._targets = Targets(addresses, resolve_names, log)
         self._credentials = credentials
         self._metrics = metrics
         self._calls = Calls(self.links, resume_seconds)
@@ -160,13 +158,7 @@ class Schedulers:
 
         A link to a vanished target gets no new requests and is dropped when its last one has ended.
         """
-        for address in self._addresses:
-            try:
-                self._targets[address] = await self._resolve(address)
-            except OSError as error:
-                # The targets found earlier stay: a failing name server must not end streams.
-                log.warning("cannot resolve scheduler address %s: %s", address.text, error)
-        listed = {target for targets in self._targets.values() for target in targets}
+        listed = await self._targets.refresh()
         for target in sorted(listed - self.links.keys()):
             self._add_link(target)
         for target, link in list(self.links.items()):

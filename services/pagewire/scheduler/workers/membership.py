@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from pagewire.addresses import Address, Resolve, resolve
+from pagewire.addresses import Address, Resolve, Targets, resolve
 from pagewire.rpc.credentials import NO_CREDENTIALS, Credentials
 from pagewire.scheduler.workers.link import WorkerEvents, WorkerLink
 from pagewire.scheduler.workers.shared_workers import SharedWorkers
@@ -32,13 +32,11 @@ class Workers:
         `shared`: other schedulers use the same workers, and each holds a part of them.
         """
         self._shared = shared
-        self._addresses = addresses
         self._events = events
         self._grace = grace
         self._step_timeout = step_timeout
-        self._resolve = resolve_names
         self._credentials = credentials
-        self._targets: dict[Address, list[str]] = {}
+        self._targets = Targets(addresses, resolve_names, log)
         self._links: dict[str, WorkerLink] = {}
         self._tasks: dict[WorkerLink, asyncio.Task[None]] = {}
         self._faults: asyncio.Queue[BaseException] = asyncio.Queue()
@@ -69,13 +67,7 @@ class Workers:
 
     async def refresh(self) -> None:
         """Resolves the names again, links to new workers and removes those that are gone."""
-        for address in self._addresses:
-            try:
-                self._targets[address] = await self._resolve(address)
-            except OSError as error:
-                # Known workers stay: a failing name server must not end sequences.
-                log.warning("cannot resolve worker address %s: %s", address.text, error)
-        wanted = {target for targets in self._targets.values() for target in targets}
+        wanted = await self._targets.refresh()
         for target in sorted(wanted - self._links.keys()):
             self._add(target)
         for target in sorted(self._links.keys() - wanted):
