@@ -5,12 +5,12 @@ import gc
 import logging
 import os
 import signal
-import sys
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
 import uvloop
 
+from pagewire.lifecycle.terminal import is_at_terminal
 from pagewire.lifecycle.watchdog import Watchdog, event_loop
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ async def _with_signals(main: Callable[[asyncio.Event], Awaitable[None]]) -> Non
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
-    if not sys.stderr.isatty():  # a service at a terminal ends with it
+    if not is_at_terminal():  # else the service ends with it
         no_keys = "SIGHUP: this process has no API keys to read again"
         loop.add_signal_handler(signal.SIGHUP, log.info, no_keys)
     watchdog = Watchdog([event_loop(loop)], LOOP_SECONDS, end_process)

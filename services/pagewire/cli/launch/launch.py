@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import sys
 import tempfile
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from pagewire.cli.launch.model_files import check_chat_template, check_model, wi
 from pagewire.cli.launch.playground import playground
 from pagewire.cli.launch.stack import Stack, values_of_models
 from pagewire.cli.launch.supervisor import SUPERVISOR, Report, Supervisor, running
+from pagewire.lifecycle.terminal import is_at_terminal
 
 Result = TypeVar("Result")
 Body = Callable[[Stack], Coroutine[Any, Any, Result]]
@@ -94,7 +94,7 @@ async def _launch(
         else:
             supervisor.hang_up()
 
-    at_terminal = sys.stderr.isatty()
+    at_terminal = is_at_terminal()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGHUP, on_hangup)
     for number in (signal.SIGINT, signal.SIGTERM):
