@@ -3,9 +3,8 @@
 import asyncio
 import errno
 import ipaddress
-import logging
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,38 +75,6 @@ async def resolve(address: Address) -> list[str]:
     except UnicodeError as error:  # such as an empty label, `a..b`
         raise OSError(f"{address.host!r} is not a valid host name: {error}") from error
     return sorted({with_port(str(host[0]), address.port) for _, _, _, _, host in found})
-
-
-class Targets:
-    """The targets of addresses, resolved again and again.
-
-    Those found earlier stay while an address cannot be resolved: a failing name server must not
-    end streams.
-    """
-
-    def __init__(
-        self, addresses: Sequence[Address], resolve_names: Resolve, log: logging.Logger
-    ) -> None:
-        """`log` receives a warning when the reason changes why an address cannot be resolved."""
-        self._addresses = addresses
-        self._resolve = resolve_names
-        self._log = log
-        self._found: dict[Address, list[str]] = {}
-        self._faults: dict[Address, str] = {}
-
-    async def refresh(self) -> set[str]:
-        """All targets now."""
-        for address in self._addresses:
-            try:
-                self._found[address] = await self._resolve(address)
-                self._faults.pop(address, None)
-            except OSError as error:
-                fault = str(error)
-                repeated = self._faults.get(address) == fault
-                self._faults[address] = fault
-                level = logging.DEBUG if repeated else logging.WARNING
-                self._log.log(level, "cannot resolve address %s: %s", address.text, fault)
-        return {target for targets in self._found.values() for target in targets}
 
 
 def _targets_in(path: str) -> list[str]:

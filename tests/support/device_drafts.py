@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -111,3 +111,12 @@ class SharedWorker:
         """Ends the worker, if there is one."""
         self._worker = None
         await self._stack.aclose()
+
+
+@asynccontextmanager
+async def drafting_worker() -> AsyncIterator[SharedWorker]:
+    """A shared worker that drafts like one on a GPU, for the fixture of a module."""
+    with pytest.MonkeyPatch.context() as patch:
+        shared = SharedWorker(drafting(patch))
+        yield shared
+        await shared.stop()

@@ -1,11 +1,11 @@
 """Calls between text and token ids, checked before they are sent."""
 
-from collections.abc import Iterable
 from operator import index
 from typing import Any
 
 from pagewire.errors import invalid
 from pagewire.llm.params import encodable_texts
+from pagewire.llm.prompts import listed
 from pagewire.v1 import inference_pb2 as pb
 
 
@@ -23,16 +23,13 @@ def detokenize_request(
 ) -> pb.DetokenizeRequest:
     """The call for token ids; RequestError names what is not valid."""
     _check_bool("skip_special_tokens", skip_special_tokens)
-    wanted = "give a list of token ids"
-    if isinstance(token_ids, str | bytes) or not isinstance(token_ids, Iterable):
-        kind = type(token_ids).__name__
-        raise invalid("token_ids", f"token_ids is of type {kind}; {wanted}")
+    wanted = "a list of token ids"
     ids = []
-    for place, token in enumerate(token_ids):
+    for place, token in enumerate(listed(token_ids, "token_ids", wanted)):
         try:
             ids.append(index(token))
         except TypeError:
-            raise invalid("token_ids", f"token_ids[{place}] is {token!r}; {wanted}") from None
+            raise invalid("token_ids", f"token_ids[{place}] is {token!r}; give {wanted}") from None
         if not 0 <= ids[-1] < vocab_size:
             raise invalid(
                 "token_ids",

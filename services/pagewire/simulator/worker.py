@@ -73,25 +73,20 @@ async def _serve(config: SimulatedWorkerConfig, stop: asyncio.Event) -> None:
     launcher = QueueThread("launcher", end_process)
     metrics = WorkerMetrics()
     tracing = start_tracing(config, "worker")
-    workers, executors, backends = [], [], []
+    kv_cache_bytes = limits.num_blocks * limits.block_size * profile.kv_bytes_per_token
+    workers, executors = [], []
     for address in addresses_of(config.worker_address, config.count):
         backend = SimulatedBackend(
             limits,
             profile.step_time,
             config.speedup,
             profile.weight_bytes,
-            limits.num_blocks * limits.block_size * profile.kv_bytes_per_token,
+            kv_cache_bytes,
             profile.host_costs(limits.block_size) if limits.host_blocks else None,
         )
-        backends.append(backend)
         executors.append(StepExecutor(backend, launcher, metrics, end_process))
         workers.append(await _start(config, address, executors[-1], backend, limits, tracing))
-    # Sums over the workers of this process.
-    metrics.weight_bytes.set(sum(each.weight_bytes for each in backends))
-    metrics.kv_cache_bytes.set(sum(each.kv_cache_bytes for each in backends))
-    metrics.kv_cache_blocks.set(limits.num_blocks * len(workers))
-    metrics.host_blocks.set(limits.host_blocks * len(workers))
-    metrics.slots.set(limits.num_slots * len(workers))
+    metrics.set_sizes(limits, profile.weight_bytes, kv_cache_bytes, len(workers))
     count_tasks()
     measure_loop_lag()
     serve_metrics(config.metrics_host, config.worker_metrics_port)

@@ -203,11 +203,7 @@ def _report(
     phases: StartupPhases,
 ) -> None:
     backend, limits = loaded.backend, loaded.limits
-    metrics.weight_bytes.set(backend.weight_bytes)
-    metrics.kv_cache_bytes.set(backend.kv_cache_bytes)
-    metrics.kv_cache_blocks.set(limits.num_blocks)
-    metrics.host_blocks.set(limits.host_blocks)
-    metrics.slots.set(limits.num_slots)
+    metrics.set_sizes(limits, backend.weight_bytes, backend.kv_cache_bytes)
     address = config.worker_address
     if not address.startswith("unix:"):
         address = f"{address.rpartition(':')[0]}:{port}"  # the port may have been given as 0

@@ -41,6 +41,18 @@ def fields(**values: Any) -> dict[str, Any]:
     return {"fields": values}
 
 
+class LatestCause:
+    """The cause of a fault that lasts, so that not every attempt logs it."""
+
+    def __init__(self) -> None:
+        self.reported = ""
+
+    def level(self, cause: str, new: int = logging.WARNING) -> int:
+        """The level of a line about a cause: `new`, or debug if the latest line had the same."""
+        repeated, self.reported = cause == self.reported, cause
+        return logging.DEBUG if repeated else new
+
+
 class _DatedLines(logging.Formatter):
     def converter(self, timestamp: float | None) -> time.struct_time:
         """Dates are in UTC."""

@@ -1,4 +1,4 @@
-"""gRPC between Pagewire's processes: channels, servers, credentials, checksums, API keys."""
+"""gRPC between processes: channels, servers, targets, credentials, checksums, API keys."""
 
 import os
 

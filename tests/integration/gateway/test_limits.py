@@ -274,16 +274,21 @@ async def test_a_head_that_arrives_with_an_earlier_body_is_counted_separately() 
     assert received.count(b"HTTP/1.1 200 ") == 2, received
 
 
-def test_open_requests_are_bounded_by_file_descriptors() -> None:
-    """The soft limit is raised first. A configured number is used as it is."""
+def open_requests(soft: int, hard: int, configured: int) -> subprocess.CompletedProcess[str]:
+    """A process that prints the bound of open requests under limits of file descriptors: without a
+    setting and with one, and then the limits."""
     code = (
-        "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (200, 1000)); "
+        f"import resource as r; r.setrlimit(r.RLIMIT_NOFILE, ({soft}, {hard})); "
         "from pagewire.config import GatewayConfig as C; "
         "from pagewire.gateway.server import max_open_requests as limit; "
-        "print(limit(C()), limit(C(max_open_requests=5000)), r.getrlimit(r.RLIMIT_NOFILE))"
+        f"print(limit(C()), limit(C(max_open_requests={configured})), r.getrlimit(r.RLIMIT_NOFILE))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "872 5000 (1000, 1000)"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+
+def test_open_requests_are_bounded_by_file_descriptors() -> None:
+    """The soft limit is raised first. A configured number is used as it is."""
+    assert open_requests(200, 1000, configured=5000).stdout.strip() == "872 5000 (1000, 1000)"
 
 
 def test_pages_of_configured_origins_may_call(served: GatewayProcess) -> None:
@@ -422,14 +427,8 @@ async def test_bodies_that_arrive_together_are_kept_apart() -> None:
 
 
 def test_a_low_limit_of_descriptors_is_logged_with_the_remedy() -> None:
-    code = (
-        "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (64, 200)); "
-        "from pagewire.config import GatewayConfig as C; "
-        "from pagewire.gateway.server import max_open_requests as limit; "
-        "print(limit(C()), limit(C(max_open_requests=5)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["72", "5"]
+    done = open_requests(64, 200, configured=5)
+    assert done.stdout.strip() == "72 5 (200, 200)"
     assert done.stderr == (
         "the limit of 200 file descriptors allows only 72 open requests; raise it (ulimit -n), or "
         "set --max-open-requests\n"

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from pagewire.models import resolve_model
 from pagewire.v1 import worker_pb2 as pb
-from support.device_drafts import SharedWorker, drafting, one_step_at_a_time
+from support.device_drafts import SharedWorker, drafting_worker, one_step_at_a_time
 from support.drafted_sequences import (
     accepted,
     check_failed_step,
@@ -39,10 +39,8 @@ Results = dict[str, list[Sequence]]
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared() -> AsyncIterator[SharedWorker]:
     """A worker that drafts."""
-    with pytest.MonkeyPatch.context() as patch:
-        workers = SharedWorker(drafting(patch))
+    async with drafting_worker() as workers:
         yield workers
-        await workers.stop()
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from pagewire.addresses import (
-    Targets,
     is_fault_of_port,
     is_listen_address,
     is_local,
@@ -18,6 +17,7 @@ from pagewire.addresses import (
     resolve,
     with_port,
 )
+from pagewire.rpc.targets import Targets
 
 
 @pytest.mark.parametrize(

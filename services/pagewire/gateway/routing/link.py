@@ -11,7 +11,7 @@ from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.metrics import GatewayMetrics
 from pagewire.gateway.routing.connection import LAST_BACK_OFF, Connection
 from pagewire.gateway.routing.delivery import MisplacedDelta, deliver, deliver_prompts
-from pagewire.lifecycle.logs import fields
+from pagewire.lifecycle.logs import LatestCause, fields
 from pagewire.rpc.certificates import tls_problem
 from pagewire.rpc.credentials import NO_CREDENTIALS, Credentials
 from pagewire.suspicion import Loss
@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 # every gateway has tried to connect.
 SETTLED_LOSSES = 2
 SETTLE_SECONDS = 2 * LAST_BACK_OFF
+_NOT_YET = "not reachable yet"
 # How the reason of a connection begins that a scheduler refuses until a setting changes.
 _REFUSALS = ("UNAUTHENTICATED", "PERMISSION_DENIED", "UNIMPLEMENTED")
 
@@ -85,7 +86,7 @@ class Link:
         self._settling: asyncio.TimerHandle | None = None
         # The latest loss, until the scheduler answers again: its process may not have ended.
         self._unexplained_loss: Loss | None = None
-        self._reported = ""  # why there was no connection, in the latest line about it
+        self._fault = LatestCause()  # why there is no connection
         self._observer = observer
         self._metrics = metrics
         self._connection = Connection(target, self, credentials)
@@ -243,7 +244,7 @@ class Link:
         loss = Loss(self.instance) if was_connected and not self.draining else None
         if was_connected:
             log.warning("scheduler %s lost: %s", self.target, reason)
-            self._reported = "not reachable yet"  # the loss has been reported
+            self._fault.reported = _NOT_YET  # the loss has been reported
             self._unexplained_loss = loss
         else:
             self._report_unreached(reason)
@@ -264,10 +265,8 @@ class Link:
         if problem is None and reason.startswith(_REFUSALS):
             problem = reason
         # A scheduler that cannot be reached may be starting.
-        cause = problem or "not reachable yet"
-        new = logging.INFO if problem is None else logging.WARNING
-        level = logging.DEBUG if cause == self._reported else new
-        self._reported = cause
+        cause = problem or _NOT_YET
+        level = self._fault.level(cause, logging.INFO if problem is None else logging.WARNING)
         log.log(level, "scheduler %s: %s", self.target, cause)
         log.debug("scheduler %s not reached: %s", self.target, reason)
 

@@ -5,7 +5,7 @@ import contextlib
 import logging
 from collections.abc import Collection, Iterable, Sequence
 
-from pagewire.addresses import Address, Resolve, Targets, resolve
+from pagewire.addresses import Address, Resolve, resolve
 from pagewire.config import GatewayConfig
 from pagewire.errors import Code, RequestError, invalid
 from pagewire.gateway.generation.generation import Generation
@@ -17,6 +17,7 @@ from pagewire.gateway.routing.selection import select
 from pagewire.gateway.routing.waiting import WaitingGenerations
 from pagewire.rpc.credentials import NO_CREDENTIALS, Credentials
 from pagewire.rpc.protocol import MAX_CLIENT_MESSAGE_BYTES
+from pagewire.rpc.targets import Targets
 from pagewire.suspicion import LOSS_TIMEOUT_SECONDS, Loss
 from pagewire.v1 import inference_pb2 as pb
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from pagewire.lifecycle.logs import LatestCause
 from pagewire.lifecycle.stall_detector import StallDetector
 from pagewire.rpc.certificates import tls_problem
 from pagewire.rpc.checksums import RUN, StreamError, open_stream, receive
@@ -111,7 +112,7 @@ class WorkerLink:
         self._serving = True
         self._outgoing: deque[pb.RunRequest | None] = deque()
         self._outgoing_filled = asyncio.Event()
-        self._reported = ""
+        self._fault = LatestCause()  # why there is no connection
 
     def send(self, step: pb.Step) -> None:
         """Sends a step; run-ahead bounds the steps that wait in the outgoing queue."""
@@ -201,8 +202,7 @@ class WorkerLink:
         # A worker that cannot be reached may be starting; one that is lost was reported.
         reason = problem or "not reachable yet"
         new = logging.INFO if problem is None else logging.WARNING
-        level = logging.DEBUG if reason == self._reported else new
-        self._reported = reason
+        level = self._fault.level(reason, new)
         log.log(level, "worker %s: %s (%s)", self.address, reason, code.name)
         log.debug("worker %s: %s", self.address, details)
 
@@ -271,7 +271,7 @@ class WorkerLink:
         self._end_stream = partial(self._end_explained_stream, call)
         self._events.on_ready(self, info)
         self.connected = True
-        self._reported = ""
+        self._fault.reported = ""
         if not self._serving:
             self._events.on_draining(self)
         tasks = [

@@ -4,8 +4,9 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from pagewire.addresses import Address, Resolve, Targets, resolve
+from pagewire.addresses import Address, Resolve, resolve
 from pagewire.rpc.credentials import NO_CREDENTIALS, Credentials
+from pagewire.rpc.targets import Targets
 from pagewire.scheduler.workers.link import WorkerEvents, WorkerLink
 from pagewire.scheduler.workers.shared_workers import SharedWorkers
 

@@ -4,6 +4,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 
 from pagewire.lifecycle import draft_counter
 from pagewire.lifecycle.metrics import TOKEN_SECONDS
+from pagewire.worker.protocol.steps.limits import Limits
 
 
 class WorkerMetrics:
@@ -55,3 +56,13 @@ class WorkerMetrics:
         self.loaded_blocks = Counter(
             name("loaded_blocks"), "KV blocks copied from the host's memory.", registry=registry
         )
+
+    def set_sizes(
+        self, limits: Limits, weight_bytes: int, kv_cache_bytes: int, workers: int = 1
+    ) -> None:
+        """Publishes the sizes of all workers of this process, which are equal."""
+        self.weight_bytes.set(weight_bytes * workers)
+        self.kv_cache_bytes.set(kv_cache_bytes * workers)
+        self.kv_cache_blocks.set(limits.num_blocks * workers)
+        self.host_blocks.set(limits.host_blocks * workers)
+        self.slots.set(limits.num_slots * workers)

@@ -15,7 +15,7 @@ from pagewire.models import resolve_model
 from pagewire.v1 import worker_pb2 as pb
 from pagewire.worker.protocol.steps.step import StepHostCopies
 from pagewire.worker.runtime.graphs.backend import GraphBackend
-from support.device_drafts import SharedWorker, drafting, one_step_at_a_time
+from support.device_drafts import SharedWorker, drafting_worker, one_step_at_a_time
 from support.drafted_sequences import (
     accepted,
     check_resumption,
@@ -61,10 +61,8 @@ def draft(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def workers() -> AsyncIterator[SharedWorker]:
     """Workers whose graphs draft with a model, as often as they can."""
-    with pytest.MonkeyPatch.context() as patch:
-        shared = SharedWorker(drafting(patch))
+    async with drafting_worker() as shared:
         yield shared
-        await shared.stop()
 
 
 def drafting_with(draft: Path, **more: Any) -> dict[str, Any]:

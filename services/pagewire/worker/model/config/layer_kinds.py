@@ -6,7 +6,7 @@ from typing import Any
 from pagewire.worker.errors import SetupError
 from pagewire.worker.model.config.family import Family
 from pagewire.worker.model.config.rope import FULL, SLIDING, RopeConfig, read_ropes
-from pagewire.worker.model.config.values import MOST_PARTS, positive
+from pagewire.worker.model.config.values import MOST_PARTS, names, positive
 
 
 def read_windows(raw: Mapping[str, Any], family: Family) -> tuple[int | None, ...]:
@@ -61,10 +61,7 @@ def _rotary_layers(
 
 
 def _layer_types(raw: Mapping[str, Any], layers: int) -> list[str]:
-    given = raw.get("layer_types") or []
-    if not isinstance(given, list) or not all(isinstance(kind, str) for kind in given):
-        raise SetupError(f"config.json: layer_types is {given!r}; it must be a list of names")
-    types = [FULL if kind == "attention" else kind for kind in given]
+    types = [FULL if kind == "attention" else kind for kind in names(raw, "layer_types")]
     unknown = set(types) - {FULL, SLIDING}
     if unknown:
         raise SetupError(

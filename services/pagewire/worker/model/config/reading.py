@@ -20,7 +20,7 @@ from pagewire.worker.model.config.layer_kinds import read_layer_ropes, read_wind
 from pagewire.worker.model.config.model_config import ModelConfig
 from pagewire.worker.model.config.rope import RopeConfig
 from pagewire.worker.model.config.stored_dtype import stored_dtype
-from pagewire.worker.model.config.values import flag, number, positive
+from pagewire.worker.model.config.values import flag, names, number, positive
 from pagewire.worker.model.quantization.config import parse_quantization
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -133,11 +133,7 @@ def _causal_architecture(name: str) -> str:
 
 def _family(raw: Mapping[str, Any]) -> Family:
     """The family that `architectures` names; without that key, the one of `model_type`."""
-    architectures = raw.get("architectures") or []
-    if not isinstance(architectures, list) or not all(isinstance(x, str) for x in architectures):
-        raise SetupError(
-            f"config.json: architectures is {architectures!r}; it must be a list of names"
-        )
+    architectures = names(raw, "architectures")
     causal = [_causal_architecture(name) for name in architectures]
     for family in FAMILIES:
         if family.written_as in causal and family.model_type == raw.get("model_type"):

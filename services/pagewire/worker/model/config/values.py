@@ -50,3 +50,11 @@ def flag(raw: Mapping[str, Any], declared: bool | str) -> bool:
     if value not in (None, False, True):  # 0 and 1 are equal to two of these
         raise SetupError(f"config.json: {declared} is {value!r}; it must be true or false")
     return bool(value)
+
+
+def names(raw: Mapping[str, Any], name: str) -> list[str]:
+    """The list of names `name`, empty if there is none; SetupError if it is something else."""
+    value = raw.get(name) or []
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise SetupError(f"config.json: {name} is {value!r}; it must be a list of names")
+    return value
