@@ -29,6 +29,7 @@ from pagewire.scheduler.stages.prompts import Prompts
 from pagewire.scheduler.stages.results import Results
 from pagewire.scheduler.stages.token_runs import TokenRuns
 from pagewire.scheduler.text.output_formats import find_formats
+from pagewire.scheduler.text.template_inputs import template_inputs
 from pagewire.scheduler.text.tokenizer import TokenIdsOnly, Tokenizer
 from pagewire.scheduler.workers.link import WorkerLink
 from pagewire.scheduler.workers.ready_workers import ReadyWorker, ReadyWorkers
@@ -64,6 +65,7 @@ class Engine:
             config.reasoning_parser,
             tokenizer.token_id,
         )
+        self._template_inputs = template_inputs(tokenizer.chat_template)
         self._on_readiness = on_readiness
         self._on_fatal = on_fatal
         self._plan_scheduled = False
@@ -108,6 +110,7 @@ class Engine:
             self.tokenizer,
             self._workers,
             self._formats,
+            self._template_inputs,
         )
 
     def load(self) -> pb.Load:

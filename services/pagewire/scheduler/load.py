@@ -4,6 +4,7 @@ Prometheus reads metrics on its own thread: the functions here that it calls mus
 """
 
 import math
+from collections.abc import Sequence
 from functools import partial
 
 from pagewire.scheduler import metrics
@@ -46,6 +47,7 @@ def list_models(
     tokenizer: Tokenizer | TokenIdsOnly,
     workers: ReadyWorkers,
     formats: OutputFormats,
+    template_inputs: Sequence[str],
 ) -> pb.ListModelsResponse:
     """The model, once a worker has been ready to serve it; `root` is what it was read from."""
     limits = workers.limits
@@ -63,6 +65,7 @@ def list_models(
         reasoning_parser=formats.reasoning,
         reasoning_starts=formats.reasoning_starts,
         reasoning_end_token_id=formats.reasoning_end_token,
+        template_inputs=template_inputs,
     )
     return pb.ListModelsResponse(models=[model])
 

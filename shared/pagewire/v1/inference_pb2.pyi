@@ -452,7 +452,7 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("id", "created", "max_model_len", "vocab_size", "has_chat_template", "tool_parser", "reasoning_parser", "reasoning_starts", "reasoning_end_token_id", "root", "task")
+    __slots__ = ("id", "created", "max_model_len", "vocab_size", "has_chat_template", "tool_parser", "reasoning_parser", "reasoning_starts", "reasoning_end_token_id", "root", "task", "template_inputs")
     ID_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -464,6 +464,7 @@ class Model(_message.Message):
     REASONING_END_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_INPUTS_FIELD_NUMBER: _ClassVar[int]
     id: str
     created: int
     max_model_len: int
@@ -475,7 +476,8 @@ class Model(_message.Message):
     reasoning_end_token_id: int
     root: str
     task: PoolingTask
-    def __init__(self, id: _Optional[str] = ..., created: _Optional[int] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., has_chat_template: bool = ..., tool_parser: _Optional[str] = ..., reasoning_parser: _Optional[str] = ..., reasoning_starts: _Optional[_Iterable[_Union[ReasoningStart, str]]] = ..., reasoning_end_token_id: _Optional[int] = ..., root: _Optional[str] = ..., task: _Optional[_Union[PoolingTask, str]] = ...) -> None: ...
+    template_inputs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[str] = ..., created: _Optional[int] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., has_chat_template: bool = ..., tool_parser: _Optional[str] = ..., reasoning_parser: _Optional[str] = ..., reasoning_starts: _Optional[_Iterable[_Union[ReasoningStart, str]]] = ..., reasoning_end_token_id: _Optional[int] = ..., root: _Optional[str] = ..., task: _Optional[_Union[PoolingTask, str]] = ..., template_inputs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetLoadRequest(_message.Message):
     __slots__ = ()

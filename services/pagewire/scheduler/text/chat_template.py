@@ -6,11 +6,13 @@ module for that imports no torch. `template_files` finds the templates of a mode
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from jinja2 import TemplateSyntaxError
 
 from pagewire.errors import invalid
+from pagewire.scheduler.text.template_reads import template_reads
 
 # No advice to install torch when transformers is imported.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
@@ -31,6 +33,12 @@ RESERVED = frozenset(
         "return_assistant_tokens_mask",
     }
 )
+# The optional fields of messages, as pb.Model names them, and the keys that templates read them by.
+FIELDS = {
+    "messages[].name": ("name",),
+    "messages[].tool_calls": ("tool_calls",),
+    "messages[].reasoning_content": ("reasoning_content", "thinking"),
+}
 
 
 class ChatTemplate:
@@ -51,7 +59,21 @@ class ChatTemplate:
             )
         for name, text in self.sources.items():
             _check_syntax(name, text)
-        self.takes_documents = any("documents" in text for text in self.sources.values())
+
+    @cached_property
+    def reads(self) -> frozenset[str]:
+        """The inputs that the templates read: variables by name, and `FIELDS` of messages."""
+        used = [self.sources[name] for name in (DEFAULT, TOOL_USE) if name in self.sources]
+        found = set() if len(used) == 1 else {"tools"}  # tools choose the template
+        for source in used:
+            variables, fields = template_reads(source)
+            found |= variables
+            found |= {
+                name
+                for name, keys in FIELDS.items()
+                if fields is None or not fields.isdisjoint(keys)
+            }
+        return frozenset(found)
 
     def render(
         self,
