@@ -15,6 +15,7 @@ class ServedModel(NamedTuple):
     reasoning_parser: str = ""
     reasoning_starts: tuple[int, ...] = ()
     reasoning_end_token: int | None = None
+    template_inputs: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, model: pb.Model) -> "ServedModel":
@@ -26,6 +27,7 @@ class ServedModel(NamedTuple):
             model.reasoning_parser,
             tuple(model.reasoning_starts),
             model.reasoning_end_token_id if ends else None,
+            tuple(model.template_inputs),
         )
 
     def reasoning_start(self, thinking: bool | None) -> int:

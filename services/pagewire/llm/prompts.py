@@ -1,5 +1,6 @@
 """Turns a caller's prompts or conversations, with parameters, into jobs of the gateway."""
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -135,6 +136,10 @@ def chat_task(
     request.resolve_truncation(model.max_model_len, request.given_max_tokens())
     with encodable_texts():
         job = request.job(model.id, ServedModel.of(model), limits)
+    if job.ignored:
+        warnings.warn(
+            f"this model's chat template does not render {', '.join(job.ignored)}", stacklevel=2
+        )
     return Task(Prompt(), _asking_for_prompt(job))
 
 

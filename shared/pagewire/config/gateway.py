@@ -59,8 +59,9 @@ class GatewayConfig(RequestConfig):
     )
     strict_fields: bool = setting(
         False,
-        "Refuse requests with fields that are not known. By default such fields are ignored, and "
-        "named in the header `x-pagewire-ignored` of the answer.",
+        "Refuse requests with fields that are not known, or that the model's chat template does "
+        "not render. By default such fields are ignored, and named in the header "
+        "`x-pagewire-ignored` of the answer.",
     )
     openapi: bool = setting(
         True, "Serve a description of the HTTP API at /openapi.json, and a page of it at /docs."

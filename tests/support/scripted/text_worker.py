@@ -105,7 +105,10 @@ def text_model_folder(
 
 @asynccontextmanager
 async def text_fleet(
-    folder: Path, template: str = CHAT_TEMPLATE, special: tuple[str, ...] = SPECIAL
+    folder: Path,
+    template: str = CHAT_TEMPLATE,
+    special: tuple[str, ...] = SPECIAL,
+    scheduler_flags: tuple[str, ...] = (),
 ) -> AsyncIterator[Fleet]:
     """A gateway, a scheduler and a worker whose model is called `text`."""
     model = text_model_folder(folder, template, special)
@@ -121,7 +124,11 @@ async def text_fleet(
     )
     os.environ["PYTHONPATH"] = str(TESTS)
     async with running_fleet(
-        1, worker_command=worker, scheduler_flags=flags, program=PROGRAM, proxied=False
+        1,
+        worker_command=worker,
+        scheduler_flags=(*flags, *scheduler_flags),
+        program=PROGRAM,
+        proxied=False,
     ) as started:
         yield started
 

@@ -92,6 +92,13 @@ def test_chat_takes_the_fields_of_the_api():
     assert (request.logprobs, request.stop.max_tokens) == (2, 4)
 
 
+def test_fields_that_the_chat_template_leaves_out_are_named():
+    plain = pb.Model(id="m", max_model_len=64, template_inputs=["messages"])
+    fields = {"chat_template_kwargs": {"depth": 1}}
+    with pytest.warns(UserWarning, match="not render messages.*name, chat_template_kwargs.depth"):
+        chat_task([{**HELLO, "name": "Ada"}], SamplingParams(), fields, plain, BodyLimits())
+
+
 def test_a_chat_without_max_tokens_has_no_limit_of_its_own():
     assert not sent(chat([HELLO])).stop.HasField("max_tokens")
 

@@ -37,6 +37,7 @@ from pagewire.gateway.api.unsupported import (
 from pagewire.gateway.conversation.conversation import Conversation, ReasoningOptions
 from pagewire.gateway.conversation.tools import ToolOptions
 from pagewire.gateway.conversation.turns import Turn
+from pagewire.gateway.conversation.unread import unread_inputs
 from pagewire.gateway.generation.common_fields import CommonFields
 from pagewire.gateway.generation.logprob_log import Candidate, TokenLogprobs
 from pagewire.gateway.generation.prompt_log import PromptWishes
@@ -238,6 +239,9 @@ class ChatRequest(GenerationFields):
             limit_field=self.max_tokens_name,
             prompts=(wishes,) if wishes.needs_scheduler else (),
             max_prompt_logprobs=limits.max_prompt_logprobs,
+            ignored=unread_inputs(
+                conversation, served, constraint, self.chat_template_kwargs or ()
+            ),
         )
 
     @property
@@ -286,9 +290,16 @@ class ChatRequest(GenerationFields):
             template=self.chat_template,
         )
 
-    def chat_input(self, limits: BodyLimits) -> pb.ChatInput:
-        """The conversation for the chat template; RequestError names what is not valid."""
-        return self._chat_input(self.conversation(limits), limits)
+    def rendering(
+        self, served: ServedModel, limits: BodyLimits
+    ) -> tuple[pb.ChatInput, tuple[str, ...]]:
+        """The conversation for the chat template, and the inputs that it leaves out.
+
+        RequestError names what is not valid.
+        """
+        conversation = self.conversation(limits)
+        unread = unread_inputs(conversation, served, variables=self.chat_template_kwargs or ())
+        return self._chat_input(conversation, limits), unread
 
     def _chat_input(self, conversation: Conversation, limits: BodyLimits) -> pb.ChatInput:
         chat = conversation.chat_input(limits.tools)

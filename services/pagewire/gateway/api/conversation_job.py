@@ -8,6 +8,7 @@ from pagewire.gateway.api.fields import GenerationFields
 from pagewire.gateway.api.job import Job, candidates
 from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.conversation.conversation import Conversation
+from pagewire.gateway.conversation.unread import unread_inputs
 from pagewire.gateway.generation.common_fields import CommonFields
 from pagewire.gateway.models import ServedModel
 from pagewire.gateway.parsers.output_format import OutputFormat
@@ -49,12 +50,13 @@ def conversation_job(
     chat = conversation.chat_input(limits.tools)
     chat.continue_final_message = continues
     form = form_of(output)
+    constraint = conversation.constraint(served, fields.wanted_output())
     prompt = pb.GenerateRequest(
         model=model,
         cache_salt=fields.cache_salt or "",
         chat=chat,
         visible_special_tokens=output.tags if output is not None else (),
-        structured_output=conversation.constraint(served, fields.wanted_output()),
+        structured_output=constraint,
         **fields.input_options(),
     )
     request = fields.candidate_fields(form.request_id, model, stop, logprobs)
@@ -71,4 +73,5 @@ def conversation_job(
         request_id=fields.request_id,
         input_field=conversation.input_field,
         limit_field=fields.max_tokens_name,
+        ignored=unread_inputs(conversation, served, constraint),
     )

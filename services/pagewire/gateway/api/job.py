@@ -21,7 +21,7 @@ class Job:
     prompt has `candidates`, and `n` of them become choices. Requests are small: the fields that
     the candidates of a prompt share are in `common`, once for each prompt. `prompts` is what the
     answer contains of each prompt, empty for nothing; `max_prompt_logprobs` bounds it. `ignored`
-    names fields of the body that have no meaning here. `details` is what the answer shows beside
+    names fields of the body that have no effect. `details` is what the answer shows beside
     the text. `input_field` is the field with the prompt, `limit_field` the one with the limit of
     the output, and `request_id` is the body's.
     """

@@ -12,6 +12,7 @@ from pagewire.gateway.api.formatting import json_utf8
 from pagewire.gateway.api.limits import BodyLimits
 from pagewire.gateway.api.tool_fields import ToolDefinitions
 from pagewire.gateway.api.unsupported import TOKENIZATION_HINTS
+from pagewire.gateway.models import ServedModel
 from pagewire.v1 import inference_pb2 as pb
 
 TOKENIZE_PATH = "/tokenize"
@@ -34,7 +35,8 @@ _IDS_A_PIECE = 1 << 14
 class TextCall:
     """A call of a scheduler about text. `request` is its serialized message.
 
-    Helper processes can make it and read its response. `ignored` names the unknown fields.
+    Helper processes can make it and read its response. `ignored` names fields without an
+    effect.
     """
 
     method: Literal["Tokenize", "Detokenize"]
@@ -71,8 +73,9 @@ class TokenizeRequest(Strict):
     tools: ToolDefinitions | None = None
     return_token_strs: bool | None = None
 
-    def call(self, model: str, limits: BodyLimits) -> TextCall:
+    def call(self, model: str, served: ServedModel, limits: BodyLimits) -> TextCall:
         """The call; RequestError names a field that is not valid."""
+        ignored: tuple[str, ...] = ()
         request = pb.TokenizeRequest(
             model=model,
             return_token_strs=bool(self.return_token_strs),
@@ -82,15 +85,15 @@ class TokenizeRequest(Strict):
         if self.messages is not None:
             if self.prompt is not None:
                 raise invalid("prompt", "prompt and messages are both given; remove one")
-            request.chat.CopyFrom(self._chat(limits))
+            chat, ignored = self._chat().rendering(served, limits)
+            request.chat.CopyFrom(chat)
         else:
             request.text = self._text()
-        return TextCall("Tokenize", model, request.SerializeToString(), "tokens")
+        return TextCall("Tokenize", model, request.SerializeToString(), "tokens", ignored)
 
-    def _chat(self, limits: BodyLimits) -> pb.ChatInput:
+    def _chat(self) -> ChatRequest:
         options = {name: getattr(self, name) for name in _CHAT_OPTIONS}
-        chat = ChatRequest(messages=self.messages or [], **options)
-        return chat.chat_input(limits)
+        return ChatRequest(messages=self.messages or [], **options)
 
     def _text(self) -> str:
         if self.prompt is None:

@@ -1,5 +1,6 @@
 """A conversation, and how to find reasoning and tool calls in its answer."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,13 +27,22 @@ class ReasoningOptions:
     included: bool = True
     effort: str | None = None
 
+    @property
+    def variables(self) -> dict[str, Any]:
+        """The variables of the chat template that stand for `effort`."""
+        if self.effort is None:
+            return {}
+        off = dict.fromkeys(_THINKING, False) if self.effort == "none" else {}
+        return {"reasoning_effort": self.effort, **off}
+
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """The input of the model.
 
     `variables` are further variables of the chat template. `template` replaces the model's. Errors
-    call the turns `input_field`.
+    call the turns `input_field`. `names` are the client's names of inputs in pb.Model, where they
+    differ.
     """
 
     turns: list[Turn]
@@ -42,6 +52,7 @@ class Conversation:
     add_generation_prompt: bool = True
     input_field: str = "messages"
     template: str | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def chat_input(self, limits: ToolLimits) -> pb.ChatInput:
         """The scheduler's input; RequestError names a field that is not valid."""
@@ -149,8 +160,4 @@ class Conversation:
         return next((given[name] for name in _THINKING if isinstance(given.get(name), bool)), None)
 
     def _variables(self) -> dict[str, Any]:
-        effort = self.reasoning.effort
-        if effort is None:
-            return self.variables
-        off = dict.fromkeys(_THINKING, False) if effort == "none" else {}
-        return {"reasoning_effort": effort, **off, **self.variables}
+        return {**self.reasoning.variables, **self.variables}

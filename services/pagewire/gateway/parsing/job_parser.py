@@ -54,7 +54,7 @@ class HelperSetup:
 
 
 class JobParser:
-    """Parses bodies into jobs; with `strict_fields` it refuses unknown fields."""
+    """Parses bodies into jobs; with `strict_fields` it refuses fields without an effect."""
 
     def __init__(self, limits: BodyLimits, strict_fields: bool = False) -> None:
         self._limits = limits
@@ -87,21 +87,21 @@ class JobParser:
         model, served = find_model(request.model, models)
         request.resolve_truncation(served.max_model_len, request.given_max_tokens())
         job = request.job(model, served, self._limits)
-        return replace(job, ignored=check_extras(request, self._strict_fields))
+        return replace(job, ignored=check_extras(request, self._strict_fields, job.ignored))
 
     def text_call(self, route: TextRoute, body: bytes, models: Models) -> TextCall:
         """The call of a scheduler that a body asks for; RequestError names a wrong field."""
         request: TokenizeRequest | MessagesRequest | DetokenizeRequest
         if route == "tokenize":
             request = self._read(self._tokenize, body)
-            call = request.call(find_model(request.model, models)[0], self._limits)
+            call = request.call(*find_model(request.model, models), self._limits)
         elif route == "count_tokens":
             request = self._read(self._messages, body)
-            call = request.count(find_model(request.model, models)[0], self._limits)
+            call = request.count(*find_model(request.model, models), self._limits)
         else:
             request = self._read(DetokenizeRequest, body, has_messages=False)
             call = request.call(find_model(request.model, models)[0])
-        return replace(call, ignored=check_extras(request, self._strict_fields))
+        return replace(call, ignored=check_extras(request, self._strict_fields, call.ignored))
 
     def _read(self, model: type[Model], body: bytes, has_messages: bool = True) -> Model:
         limits = self._limits

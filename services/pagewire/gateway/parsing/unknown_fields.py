@@ -1,6 +1,6 @@
 """The fields of a request that no model declares: hints, fields that are refused, unknown ones."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, get_args
 from urllib.parse import quote
@@ -15,14 +15,17 @@ IGNORED_HEADER = "x-pagewire-ignored"
 # A head of some kilobytes may be too large for clients and proxies.
 _MAX_NAMES = 16
 _MAX_NAME_LENGTH = 64
-_SAFE = "[]._-"
+_SAFE = "[]._-="
 
 
-def check_extras(request: Strict, refuse_unknown: bool) -> tuple[str, ...]:
+def check_extras(
+    request: Strict, refuse_unknown: bool, unread: Sequence[str] = ()
+) -> tuple[str, ...]:
     """Checks the extra fields of a request and of all objects in it; returns the ignored ones.
 
     RequestError for a field with an effect that is not implemented, and for an unknown field if
-    `refuse_unknown`. The returned names are safe in a header, and have at most a kilobyte in total:
+    `refuse_unknown`. The same holds for `unread` inputs, which the model's chat template leaves
+    out. The returned names are safe in a header, and have at most a kilobyte in total:
     `messages[].mood` stands for the field in any message.
     """
     ignored: dict[str, None] = {}
@@ -41,7 +44,13 @@ def check_extras(request: Strict, refuse_unknown: bool) -> tuple[str, ...]:
                 raise invalid(path + name, f"{path}{name} is not a known field; remove it")
             else:
                 ignored[general + name] = None
-    return _header_names(list(ignored))
+    if refuse_unknown and unread:
+        raise invalid(
+            unread[0],
+            f"{unread[0]} is not rendered by this model's chat template; leave it out, or start "
+            "the scheduler with another --chat-template",
+        )
+    return _header_names([*ignored, *unread])
 
 
 def _objects(model: Strict, path: str, general: str) -> Iterator[tuple[str, str, Strict]]:

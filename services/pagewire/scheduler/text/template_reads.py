@@ -5,8 +5,6 @@ track of a message, such as in `message | tojson` or `message[key]`, the templat
 field. So a field that is not found cannot change the rendered text.
 """
 
-from typing import ClassVar
-
 from jinja2 import Environment, nodes
 from jinja2.ext import Extension
 from jinja2.meta import find_undeclared_variables
@@ -29,7 +27,7 @@ _SHAPES = ("defined", "undefined", "none", "string", "mapping", "iterable", "seq
 class _Generation(Extension):
     """transformers' tag around the assistant's text; it renders its body."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012, jinja2 types it as an instance's
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)

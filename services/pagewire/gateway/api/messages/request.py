@@ -22,6 +22,7 @@ from pagewire.gateway.api.messages.unsupported import (
 from pagewire.gateway.api.structured import json_output
 from pagewire.gateway.api.tokenization import TextCall
 from pagewire.gateway.conversation.conversation import Conversation, ReasoningOptions
+from pagewire.gateway.conversation.unread import unread_inputs
 from pagewire.gateway.models import ServedModel
 from pagewire.v1 import inference_pb2 as pb
 
@@ -31,6 +32,14 @@ COUNT_PATH = f"{ROOT}/count_tokens"
 _THINKING = ("enabled", "adaptive", "disabled")
 # Variables of chat templates that turn reasoning on and off.
 _VARIABLES = ("enable_thinking", "thinking")
+# Names of inputs of the chat template.
+_NAMES = {
+    "messages[role=system]": "system",
+    "messages[role=tool]": "messages[].content[type=tool_result]",
+    "messages[].tool_calls": "messages[].content[type=tool_use]",
+    "messages[].reasoning_content": "messages[].content[type=thinking]",
+    "reasoning_effort": "output_config.effort",
+}
 
 
 class Thinking(Strict):
@@ -125,6 +134,7 @@ class MessagesRequest(GenerationFields):
             ReasoningOptions(included=thinks, effort=effort),
             variables,
             add_generation_prompt=not self.continues,
+            names=_NAMES,
         )
 
     @property
@@ -146,19 +156,21 @@ class MessagesRequest(GenerationFields):
             continues=self.continues,
         )
 
-    def count(self, model: str, limits: BodyLimits) -> TextCall:
+    def count(self, model: str, served: ServedModel, limits: BodyLimits) -> TextCall:
         """The call that counts the tokens of the prompt."""
         if self.truncate_prompt_tokens is not None:
             field = "truncate_prompt_tokens"
             raise invalid(
                 field, f"{field} has no effect on the count of the whole prompt; remove it"
             )
-        chat = self.to_conversation().chat_input(limits.tools)
+        conversation = self.to_conversation()
+        chat = conversation.chat_input(limits.tools)
         chat.continue_final_message = self.continues
         request = pb.TokenizeRequest(model=model, chat=chat)
         if self.add_special_tokens is not None:
             request.add_special_tokens = self.add_special_tokens
-        return TextCall("Tokenize", model, request.SerializeToString(), "count")
+        ignored = unread_inputs(conversation, served)
+        return TextCall("Tokenize", model, request.SerializeToString(), "count", ignored)
 
     def _thinks(self) -> bool:
         """Whether thinking is asked for; it is off by default, as in Anthropic's API."""

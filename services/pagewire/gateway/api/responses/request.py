@@ -52,6 +52,13 @@ _INCLUDABLE = (
 )
 # Adds the log probabilities of the message's tokens.
 _LOGPROBS = "message.output_text.logprobs"
+# Names of inputs of the chat template.
+_NAMES = {
+    "messages[role=tool]": "input[type=function_call_output]",
+    "messages[].tool_calls": "input[type=function_call]",
+    "messages[].reasoning_content": "input[type=reasoning]",
+    "reasoning_effort": "reasoning.effort",
+}
 _STORED = "no response is stored here; "
 
 
@@ -175,7 +182,9 @@ class ResponsesRequest(GenerationFields):
         turns = turns_of(self.instructions, self.input)
         if not turns:
             raise invalid("input", "input is empty; give at least one item")
-        return Conversation(turns, options, reasoning, input_field="input")
+        system = "input[role=system]" if self.instructions is None else "instructions"
+        names = {**_NAMES, "messages[role=system]": system}
+        return Conversation(turns, options, reasoning, input_field="input", names=names)
 
     def repeated(self, model: str) -> str:
         """The fields of the response that repeat the request, as JSON without braces."""
