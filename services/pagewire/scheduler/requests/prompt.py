@@ -231,7 +231,7 @@ def render_chat(chat: pb.ChatInput, tokenizer: Tokenizer | TokenIdsOnly) -> str:
 def _documents(
     chat: pb.ChatInput, template: ChatTemplate, bounds: TextBounds
 ) -> list[dict[str, Any]]:
-    if "documents" not in template.reads:
+    if template.reads is not None and "documents" not in template.reads:
         raise invalid("documents", "this model's chat template takes no documents; leave them out")
     size = sum(document.ByteSize() for document in chat.documents)
     max_size = max_struct_bytes(bounds)

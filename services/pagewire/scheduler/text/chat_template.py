@@ -61,12 +61,18 @@ class ChatTemplate:
             _check_syntax(name, text)
 
     @cached_property
-    def reads(self) -> frozenset[str]:
-        """The inputs that the templates read: variables by name, and `FIELDS` of messages."""
+    def reads(self) -> frozenset[str] | None:
+        """The inputs that the templates read: variables by name, and `FIELDS` of messages.
+
+        None if a template has a tag that only transformers knows.
+        """
         used = [self.sources[name] for name in (DEFAULT, TOOL_USE) if name in self.sources]
         found = set() if len(used) == 1 else {"tools"}  # tools choose the template
         for source in used:
-            variables, fields = template_reads(source)
+            try:
+                variables, fields = template_reads(source)
+            except TemplateSyntaxError:
+                return None
             found |= variables
             found |= {
                 name

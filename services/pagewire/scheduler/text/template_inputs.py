@@ -42,7 +42,7 @@ _TEXTS = ("One text.", "Another text of a turn.")
 
 def template_inputs(template: ChatTemplate | None) -> tuple[str, ...]:
     """The variables, fields of messages and roles that a template renders; see pb.Model."""
-    if template is None:
+    if template is None or template.reads is None:
         return ()
     roles = {f"messages[role={role}]" for role in _PLACES if _renders_role(template, role)}
     return tuple(sorted(template.reads | roles))

@@ -391,6 +391,14 @@ def test_a_word_in_the_text_is_not_a_variable() -> None:
     assert "documents" not in ChatTemplate(f"Read the documents.{TURNS}", {}).reads
 
 
+def test_nothing_is_known_of_a_template_with_a_tag_that_the_search_does_not_know() -> None:
+    """As with a later transformers, which knows the tag."""
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    template.sources["default"] = "{% new_tag %}" + TURNS
+    assert template.reads is None
+    assert template_inputs(template) == ()
+
+
 def test_the_embedded_model_renders_roles_and_contents() -> None:
     template = load_chat_template(Path(embedded.__file__).parent / "model")
     inputs = ("add_generation_prompt", "messages", SYSTEM, TOOL)
