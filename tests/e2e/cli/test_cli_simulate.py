@@ -113,6 +113,8 @@ def test_more_load_costs_goodput(requests: Path) -> None:
     [
         (["--routing=random"], "'random': give one of"),
         (["--policy=lottery"], "lottery"),
+        (["--workers=1000000000"], "are 1000000000 simulated workers; give 4096 at most"),
+        (["--workers=2049", "--schedulers=2"], "are 4098 simulated workers; give 4096 at most"),
         (["--profile=abacus"], "profile 'abacus' does not exist"),
         (["--cache-blocks=0,1"], "'1' is not a number of blocks"),
         (["--cache-blocks=9"], "none of the 32 requests fits the 9 KV blocks of a worker"),

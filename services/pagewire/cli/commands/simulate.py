@@ -28,6 +28,10 @@ _PANELS = {
 }
 
 
+# Of all schedulers. A worker with the blocks of an H200 takes 2.6 MB, so these take 10.6 GB.
+MAX_WORKERS = 4096
+
+
 def simulate(
     trace: Annotated[
         Path,
@@ -36,7 +40,13 @@ def simulate(
             "with timestamp, input_length, output_length, hash_ids."
         ),
     ],
-    workers: Annotated[int, typer.Option(min=1, help="Simulated workers of each scheduler.")] = 1,
+    workers: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help=f"Simulated workers of each scheduler; {MAX_WORKERS} of all schedulers at most.",
+        ),
+    ] = 1,
     schedulers: Annotated[
         int,
         typer.Option(
@@ -142,6 +152,12 @@ def simulate(
     from pagewire.simulator.report import over_time, summarize
     from pagewire.simulator.trace import ideal_block_hit_rate
 
+    total = workers * schedulers
+    if total > MAX_WORKERS:
+        raise CommandError(
+            f"--workers {workers} with --schedulers {schedulers} are {total} simulated workers; "
+            f"give {MAX_WORKERS} at most, as each takes some megabytes of memory"
+        )
     try:
         loaded = _read(trace, requests, rate)
         device = load_profile(profile)
