@@ -1,7 +1,7 @@
 """Reads weights from safetensors files in the Hugging Face layout, one file or several."""
 
 import re
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,12 +67,12 @@ def fill_views(
     """
     files, parts = weight_files(folder), parts or {}
     names = _Names(config, views, parts)
-    present = _present(files, names)
-    places = _Places(views, QuantizedLayers(parts, dtype, present), names)
-    places.check_complete(folder, present)
+    owners = _owners(files, names)
+    places = _Places(views, QuantizedLayers(parts, dtype, owners.keys()), names)
+    places.check_complete(folder, owners.keys())
     with progress("loading weights", sum(path.stat().st_size for path in files)) as advance:
         for path in files:
-            _fill(path, places, advance)
+            _fill(path, places, owners, advance)
 
 
 def check_plain(files: list[Path], config: ModelConfig) -> None:
@@ -84,7 +84,7 @@ def check_plain(files: list[Path], config: ModelConfig) -> None:
     views = named_views(config, weights)
     names = _Names(config, views, {})
     places = _Places(views, QuantizedLayers({}, torch.bfloat16, ()), names)
-    places.check_complete(files[0].parent, _present(files, names))
+    places.check_complete(files[0].parent, _owners(files, names).keys())
     for path in files:
         with opened(path) as file:
             for name in file.keys():  # noqa: SIM118, a safetensors file does not iterate
@@ -100,37 +100,56 @@ def weight_files(folder: Path) -> list[Path]:
                 "and --load-format dummy needs none"
             )
         return [folder / SINGLE]
-    files = [folder / name for name in _indexed_files(folder / INDEX)]
+    files = [folder / name for name in sorted(set(_weight_map(folder / INDEX).values()))]
     for path in files:
         if not path.is_file():
             raise SetupError(f"{path} is missing, which {INDEX} names; complete the checkpoint")
     return files
 
 
-def _indexed_files(index: Path) -> list[str]:
-    """The sorted names of the files in an index; SetupError if it is none, or names no file."""
+def _weight_map(index: Path) -> dict[str, str]:
+    """The name of each tensor's file in an index; SetupError if it is none, or names no file."""
     try:
         places = read_json_object(index).get("weight_map")
     except OSError as error:
         raise SetupError(f"{index} cannot be read: {error}") from error
     except ValueError as error:
         raise SetupError(f"{error}; complete the checkpoint") from error
-    names = list(places.values()) if isinstance(places, dict) else []
+    given = places if isinstance(places, dict) else {}
+    names = given.values()
     if not names or not all(isinstance(name, str) and name.isprintable() for name in names):
         raise SetupError(
             f"{index} is not an index of safetensors files: its weight_map must name the file of "
             "each tensor; complete the checkpoint"
         )
-    return sorted(set(names))
+    return given
 
 
-def _present(files: list[Path], names: "_Names") -> set[str]:
-    """The common names of all tensors in the files."""
-    present = set()
+def _owners(files: list[Path], names: "_Names") -> dict[str, Path]:
+    """The file of each tensor, by common name.
+
+    The index decides between two files that have the same tensor. SetupError if it does not name
+    the tensor.
+    """
+    index = files[0].parent / INDEX
+    chosen = _weight_map(index) if index.is_file() else {}
+    owners: dict[str, Path] = {}
     for path in files:
         with opened(path) as file:
-            present |= {names.usual(name) for name in file.keys()}  # noqa: SIM118
-    return {name for name in present if name is not None}
+            for stored in file.keys():  # noqa: SIM118, a safetensors file does not iterate
+                name = names.usual(stored)
+                if name is None:
+                    continue
+                first = owners.setdefault(name, path)
+                if first is path:
+                    continue
+                if stored not in chosen:
+                    raise SetupError(
+                        f"tensor {stored} is in {first} and in {path}; remove it from one file"
+                    )
+                if index.parent / chosen[stored] == path:
+                    owners[name] = path
+    return owners
 
 
 @contextmanager
@@ -194,7 +213,7 @@ class _Places:
     layers: QuantizedLayers
     names: _Names
 
-    def check_complete(self, folder: Path, present: set[str]) -> None:
+    def check_complete(self, folder: Path, present: Set[str]) -> None:
         """Raises SetupError for a tensor that the model needs and no file has."""
         needed = {name: tuple(view.shape) for name, view in self.views.items()}
         needed |= dict(self.layers.names())
@@ -219,12 +238,14 @@ class _Places:
             self.layers.take(name, tensor)
 
 
-def _fill(path: Path, places: _Places, advance: Callable[[int], None]) -> None:
-    """Copies every tensor of one file to its place."""
+def _fill(
+    path: Path, places: _Places, owners: dict[str, Path], advance: Callable[[int], None]
+) -> None:
+    """Copies every tensor of one file to its place, except those that `owners` has elsewhere."""
     with opened(path) as file:
         for name in file.keys():  # noqa: SIM118, a safetensors file does not iterate
             usual = _wanted(path, name, file, places)
-            if usual is not None:
+            if usual is not None and owners[usual] == path:
                 tensor = file.get_tensor(name)
                 places.put(usual, tensor)
                 advance(tensor.nbytes)

@@ -60,6 +60,27 @@ def test_shards_equal_the_single_file(tmp_path: Path) -> None:
     assert all(torch.equal(one, other) for one, other in pairs)
 
 
+def test_of_two_shards_with_a_tensor_the_index_decides(tmp_path: Path) -> None:
+    save_model(tmp_path / "one", "llama")
+    save_model(tmp_path / "many", "llama", shard="60KB")
+    name, index = "model.norm.weight", tmp_path / "many" / "model.safetensors.index.json"
+    written = json.loads(index.read_text())
+    owner = tmp_path / "many" / written["weight_map"][name]
+    others = [path for path in index.parent.glob("model-*.safetensors") if path != owner]
+    for path in others:
+        tensors = load_file(path)
+        save_file({**tensors, name: load_file(owner)[name] + 1}, path)
+    pairs = zip(load(tmp_path / "one").tensors(), load(index.parent).tensors(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+    del written["weight_map"][name]
+    index.write_text(json.dumps(written))
+    first, second, *_ = sorted([owner, *others])
+    with pytest.raises(SetupError) as refused:
+        load(index.parent)
+    said = f"tensor {name} is in {first} and in {second}; remove it from one file"
+    assert str(refused.value) == said
+
+
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("wanted", [torch.bfloat16, torch.float16, torch.float32])
 def test_types_are_converted(tmp_path: Path, stored: torch.dtype, wanted: torch.dtype) -> None:
