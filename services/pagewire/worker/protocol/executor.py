@@ -1,6 +1,7 @@
 """Runs the steps of a stream on the backend, in order, outside the event loop."""
 
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -25,6 +26,9 @@ log = logging.getLogger(__name__)
 
 # The counts of a step without drafts, in which each row has one token.
 NO_COUNTS = np.empty(0, np.int32)
+# While sequences run, the scheduler sends a step as soon as one is answered. After this many
+# seconds without a step, it has ended them; the protocol has no message for that.
+IDLE_SECONDS = 1.0
 
 
 class StepExecutor:
@@ -48,6 +52,10 @@ class StepExecutor:
         self._collector = None if backend.synchronous else QueueThread("collector", on_fatal)
         self.metrics = metrics
         self._on_fatal = on_fatal
+        self._submitted = self._answered = 0  # steps; each is written by one thread
+        self._num_sequences = 0  # in the latest step
+        self._answered_at = 0.0
+        metrics.count_slots(self._slots_in_use)
 
     @property
     def row_costs(self) -> RowCosts | None:
@@ -102,6 +110,8 @@ class StepExecutor:
                 return
             self.metrics.saved_blocks.inc(len(copies.saved))
             self.metrics.loaded_blocks.inc(len(copies.loaded))
+        self._num_sequences = _num_sequences(planned.plan)
+        self._submitted += 1
         answer = partial(self._answer, session, message.step, planned)
         try:
             handle = self._backend.submit(planned.plan)
@@ -200,6 +210,14 @@ class StepExecutor:
                 **drafts,
             )
         )
+        self._answered_at = time.monotonic()
+        self._answered += 1
+
+    def _slots_in_use(self) -> int:
+        """The sequences of the latest step, until no step has come for `IDLE_SECONDS`."""
+        waits = self._answered == self._submitted
+        idle = waits and time.monotonic() - self._answered_at >= IDLE_SECONDS
+        return 0 if idle else self._num_sequences
 
     def _fail_rows(self, session: Session, plan: DevicePlan, outcome: Outcome) -> list[SlotFailure]:
         failures = []
@@ -223,18 +241,18 @@ class StepExecutor:
 
     def _measure(self, plan: DevicePlan, outcome: Outcome) -> None:
         metrics = self.metrics
-        drafts = 0
         if outcome.taken is not None:
-            drafts = plan.num_drafts
             report = _draft_report(plan, outcome, outcome.taken)
             metrics.drafts.count(report.drafters, report.drafted, report.accepted)
         metrics.steps.inc()
         metrics.decode_tokens.inc(plan.num_decodes)
         metrics.prefill_tokens.inc(plan.num_prefilled)
         metrics.step_seconds.observe(outcome.duration_us / 1e6)
-        metrics.slots_in_use.set(
-            plan.num_decodes - drafts + (0 if plan.chunks is None else len(plan.chunks.slots))
-        )
+
+
+def _num_sequences(plan: DevicePlan) -> int:
+    chunks = 0 if plan.chunks is None else len(plan.chunks.slots)
+    return plan.num_decodes - plan.num_drafts + chunks
 
 
 def _draft_report(plan: DevicePlan, outcome: Outcome, taken: NDArray[np.bool_]) -> DraftReport:

@@ -1,5 +1,7 @@
 """The Prometheus metrics of a worker."""
 
+from collections.abc import Callable
+
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from pagewire.lifecycle import draft_counter
@@ -37,8 +39,12 @@ class WorkerMetrics:
             registry=registry,
         )
         self.slots_in_use = Gauge(
-            name("slots_in_use"), "Sequences in the latest step.", registry=registry
+            name("slots_in_use"),
+            "Sequences in the latest step; 0 after a second without steps.",
+            registry=registry,
         )
+        self._slot_counts: list[Callable[[], int]] = []
+        self.slots_in_use.set_function(lambda: sum(count() for count in self._slot_counts))
         self.slots = Gauge(name("slots"), "Maximum number of sequences at once.", registry=registry)
         self.weight_bytes = Gauge(name("weight_bytes"), "Bytes of the weights.", registry=registry)
         self.kv_cache_bytes = Gauge(
@@ -56,6 +62,10 @@ class WorkerMetrics:
         self.loaded_blocks = Counter(
             name("loaded_blocks"), "KV blocks copied from the host's memory.", registry=registry
         )
+
+    def count_slots(self, in_use: Callable[[], int]) -> None:
+        """Adds the slots of a worker of this process, counted at each scrape."""
+        self._slot_counts.append(in_use)
 
     def set_sizes(
         self, limits: Limits, weight_bytes: int, kv_cache_bytes: int, workers: int = 1

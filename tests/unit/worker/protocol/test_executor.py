@@ -16,11 +16,13 @@ import torch
 from pagewire.errors import Code, RequestError
 from pagewire.packing import pack, unpack
 from pagewire.v1 import worker_pb2 as pb
+from pagewire.worker.protocol import executor
 from pagewire.worker.protocol.backend import LoadedWorker, Outcome
 from pagewire.worker.protocol.steps.device_plan import DevicePlan
 from pagewire.worker.runtime.eager import EagerBackend
 from support.models.step_driver import LocalWorker, Sequence, StepDriver, local_worker
 from support.models.tiny_models import VOCAB, greedy_tokens, save_model
+from support.waiting import eventually
 
 POISON = 7  # a token whose embedding is NaN in `poisoned`
 
@@ -89,6 +91,40 @@ async def test_steps_sent_ahead_give_the_same_tokens(
         assert await driver.run(sequences, chunk=9, run_ahead=4) == expected
         if isinstance(worker.loaded.backend, DeferredBackend):
             assert worker.loaded.backend.most_ahead >= 2
+
+
+async def test_slots_are_in_use_until_steps_stay_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_model(tmp_path, "llama")
+    released = threading.Event()
+    async with local_worker(tmp_path, deferred) as worker:
+        gauge, backend = worker.engine.metrics.slots_in_use, worker.loaded.backend
+
+        def in_use() -> float:
+            [metric] = gauge.collect()
+            return metric.samples[0].value
+
+        def wait_late(handle: Any, wait: Callable[[Any], Outcome] = backend.wait) -> Outcome:
+            released.wait()
+            return wait(handle)
+
+        monkeypatch.setattr(executor, "IDLE_SECONDS", 0.0)
+        monkeypatch.setattr(backend, "wait", wait_late)
+        assert in_use() == 0
+        stream = worker.stream()
+        start = {"token_ids": pack([1, 2]), "sampling": pb.SlotSampling(top_p=1.0)}
+        starts = [pb.SequenceStart(slot=s, blocks=pack([s + 1]), **start) for s in (0, 1)]
+        chunk = {"prefill_slots": pack([0, 1]), "prefill_counts": pack([2, 2])}
+        await stream.send(pb.Step(step=1, starts=starts, **chunk))
+        await eventually(lambda: in_use() == 2)
+        monkeypatch.setattr(executor, "IDLE_SECONDS", 3600.0)
+        released.set()
+        await stream.receive()
+        await worker.engine.settled()
+        assert in_use() == 2  # the scheduler may send the next step
+        monkeypatch.setattr(executor, "IDLE_SECONDS", 0.0)
+        assert in_use() == 0
 
 
 @pytest.mark.parametrize("stuck", ["submit", "wait"])
