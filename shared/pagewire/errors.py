@@ -50,6 +50,12 @@ class RequestError(Exception):
     def __str__(self) -> str:
         return self.message
 
+    def rename_field(self, name: str) -> None:
+        """Gives the field another name, also at the beginning of the message."""
+        if self.message.startswith((f"{self.field}: ", f"{self.field} ")):
+            self.message = name + self.message.removeprefix(self.field)
+        self.field = name
+
     def __reduce__(self) -> Any:
         # An exception is pickled with its positional arguments alone.
         return RequestError, (self.code, self.message, self.field, self.retry_after, self.reason)

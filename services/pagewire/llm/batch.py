@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from pagewire.errors import RequestError
-from pagewire.gateway.api.job import Job
+from pagewire.gateway.api.job import Job, name_cause
 from pagewire.gateway.generation.generation import Generation
 from pagewire.gateway.generation.prompt_log import PromptBudget, PromptLog
 from pagewire.gateway.generation.updates import UpdateQueue
@@ -47,6 +47,7 @@ class Batch:
         arrived = time.perf_counter()
         # By job.
         self.generations = [generations_of(job, self._updates, False, arrived) for job in jobs]
+        self._given = jobs
         self._stop_at_failure = stop_at_failure
         self._waiting = iter(self.generations)
         self._num_open = 0
@@ -84,8 +85,10 @@ class Batch:
         self._num_open -= 1
         index = self._jobs[generation]
         self._num_left[index] -= 1
-        if generation.failure is not None and self._stop_at_failure:
-            raise JobFailedError(index, generation.failure)
+        if generation.failure is not None:
+            name_cause(self._given[index], generation.failure)
+            if self._stop_at_failure:
+                raise JobFailedError(index, generation.failure)
 
     def _submit(self) -> None:
         while self._num_open < MAX_OPEN:

@@ -78,6 +78,9 @@ def test_the_program_gets_the_prompt_and_the_parameters(stack):
     [
         ({"top_k": 3}, "top_k"),
         ({"logprobs": 1}, "logprobs"),
+        ({"logprobs": 1, "best_of": 2}, "logprobs"),
+        ({"best_of": 2}, "best_of"),
+        ({"best_of": 2, "use_beam_search": True, "temperature": 0}, "use_beam_search"),
         ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
         ({"allowed_token_ids": [5]}, "allowed_token_ids"),
         ({"logit_bias": {5: 1}}, "logit_bias"),

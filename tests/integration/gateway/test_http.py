@@ -224,6 +224,18 @@ async def test_a_request_that_all_schedulers_hand_back_gets_503(stream: bool) ->
     assert "retry-after" in response.headers
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"), [({"best_of": 2}, "best_of"), ({"best_of": 2, "logprobs": 1}, "logprobs")]
+)
+async def test_log_probabilities_for_best_of_have_its_name(
+    http: httpx.AsyncClient, fields: dict[str, int], param: str
+) -> None:
+    answer = await http.post("/v1/completions", json={"prompt": "scores=0", **fields})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["param"], error["message"]) == (param, f"{param} is not possible")
+
+
 async def test_a_failure_within_a_stream_is_its_last_event(
     http: httpx.AsyncClient, client: openai.AsyncOpenAI, peer: ScriptedScheduler
 ) -> None:

@@ -3,7 +3,7 @@
 A token is a function of prompt, seed and index, so tests can check resumed requests. Words of the
 prompt control it: `fail=CODE` and `fail_at=INDEX` end the request with an error, `stop_at=INDEX`
 with a stop string, `abort_at=INDEX` as aborted, `twice=INDEX` repeats a delta, `skip=INDEX` omits
-one, `mute=INDEX` omits a token's log probabilities.
+one, `mute=INDEX` omits a token's log probabilities, `scores=0` refuses them.
 
 `python scripted_scheduler.py --step 0.01` runs it as a process and prints the port.
 """
@@ -98,6 +98,9 @@ class Run:
     def finish(self) -> pb.Finish | None:
         """The end of the answer, or None before it."""
         script, usage = self.script, self.usage()
+        if script.get("scores") == 0 and self.request.HasField("logprobs"):
+            error = pb.Error(code=3, message="logprobs is not possible", field="logprobs")
+            return pb.Finish(reason=pb.FINISH_REASON_ERROR, error=error, usage=usage)
         if "fail" in script and self.done >= script.get("fail_at", 0):
             error = pb.Error(code=script["fail"], message="scripted failure", field="prompt")
             failed = pb.Finish(reason=pb.FINISH_REASON_ERROR, error=error, usage=usage)

@@ -25,7 +25,7 @@ from pagewire.gateway.answers.sse import EventStream
 from pagewire.gateway.answers.writers import writer_of
 from pagewire.gateway.api.events import AnswerForm
 from pagewire.gateway.api.formatting import Formatter, PooledForm, json_utf8, usage
-from pagewire.gateway.api.job import Job
+from pagewire.gateway.api.job import Job, name_cause
 from pagewire.gateway.auth.charge import Charge
 from pagewire.gateway.details.written_details import detailed_choice, details_beside_choices
 from pagewire.gateway.generation.generation import Generation
@@ -87,10 +87,9 @@ def _use_names_of(job: Job, error: RequestError) -> None:
         error.message = error.message.replace("the messages", f"the {job.input_field}")
         error.field = job.input_field  # as in OpenAI's API, also where max_tokens is too large
     elif error.field in _INPUT_FIELDS:
-        begin = f"{error.field}: "
-        if error.message.startswith(begin):
-            error.message = f"{job.input_field}: {error.message.removeprefix(begin)}"
-        error.field = job.input_field
+        error.rename_field(job.input_field)
+    else:
+        name_cause(job, error)
 
 
 async def _body(job: Job, run: Run) -> list[bytes]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from pagewire.errors import RequestError
 from pagewire.gateway.api.events import AnswerForm
 from pagewire.gateway.api.formatting import Formatter, PooledForm
 from pagewire.gateway.details.details import Details
@@ -52,6 +53,16 @@ class Job:
     def common_of(self, index: int) -> CommonFields:
         """The fields that the request at `index` shares with its prompt's other candidates."""
         return self.common[index // self.candidates]
+
+
+def name_cause(job: Job, error: RequestError) -> None:
+    """Names the cause in an error about log probabilities that the client has not asked for."""
+    if error.field != "logprobs" or job.shows_logprobs:
+        return
+    if job.requests[0].HasField("beam_search"):
+        error.rename_field("use_beam_search")
+    elif job.candidates > job.n:
+        error.rename_field("best_of")
 
 
 def candidates(prompts: Iterable[pb.GenerateRequest], n: int) -> list[pb.GenerateRequest]:
