@@ -129,6 +129,7 @@ def test_the_longest_prompt_fits_and_a_longer_one_does_not(embedder) -> None:
         ({"input": "a", "messages": [{}]}, "messages", "not supported"),
         ({"input": "a", "priority": 3}, "priority", "--policy priority"),
         ({"input": "a", "truncation_side": "up"}, "truncation_side", "left or right"),
+        ({"input": "a", "truncation_side": "left"}, "truncation_side", "needs truncate_prompt"),
     ],
 )
 def test_wrong_fields_are_named(embedder, body: dict, param: str, message: str) -> None:

@@ -177,14 +177,8 @@ class GenerationFields(_NumberFields, StructuredFields):  # type: ignore[misc, v
 
     @property
     def keeps_prompt_start(self) -> bool:
-        """Whether a cut prompt keeps its start; RequestError for an unknown `truncation_side`."""
-        if self.truncation_side not in (None, "left", "right"):
-            raise invalid(
-                "truncation_side",
-                f"truncation_side is {quoted(self.truncation_side)}; it must be left or right, the "
-                "side where the prompt is cut",
-            )
-        return self.truncation_side == "right"
+        """Whether a cut prompt keeps its start; RequestError as in `keeps_start`."""
+        return keeps_start(self.truncation_side, self.truncate_prompt_tokens)
 
     def input_options(self) -> dict[str, Any]:
         """The fields of a GenerateRequest that say how its input is tokenized."""
@@ -289,6 +283,26 @@ class GenerationFields(_NumberFields, StructuredFields):  # type: ignore[misc, v
             ignore_eos=checked.ignore_eos,
             include_stop_str_in_output=checked.include_stop_str_in_output,
         )
+
+
+def keeps_start(side: str | None, kept_tokens: int | None) -> bool:
+    """Whether a cut input keeps its start.
+
+    RequestError for a `truncation_side` that is unknown, or has no effect without
+    `truncate_prompt_tokens`.
+    """
+    field = "truncation_side"
+    if side not in (None, "left", "right"):
+        raise invalid(
+            field,
+            f"{field} is {quoted(side)}; it must be left or right, the side where the input is cut",
+        )
+    if side is not None and kept_tokens is None:
+        raise invalid(
+            field,
+            f"{field} is {side}, which needs truncate_prompt_tokens; set it or remove {field}",
+        )
+    return side == "right"
 
 
 def _by_token_id(biases: dict[str, float]) -> dict[int, float]:

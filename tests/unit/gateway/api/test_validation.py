@@ -348,6 +348,8 @@ BAD: list[tuple[tuple[str, str | bytes], int, str | None]] = [
     (complete(watermarking=True), 400, "watermarking"),
     (complete(repetition_detection={"max_pattern_size": 3}), 400, "repetition_detection"),
     (chat(truncation_side="up"), 400, "truncation_side"),
+    (chat(truncation_side="left"), 400, "truncation_side"),
+    (complete(truncation_side="right"), 400, "truncation_side"),
 ]
 
 
@@ -382,6 +384,11 @@ async def test_a_request_is_refused_and_the_next_one_is_served(
             "tool",
         ),
         (chat(store=True), "store is true, which is not supported; remove it"),
+        (
+            chat(truncation_side="right"),
+            "truncation_side is right, which needs truncate_prompt_tokens; set it or remove "
+            "truncation_side",
+        ),
         (
             complete(request_id="my id"),
             "request_id is 'my id': give visible ASCII characters without blanks",

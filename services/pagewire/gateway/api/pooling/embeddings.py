@@ -9,7 +9,7 @@ from pydantic import Field, Tag
 
 from pagewire.context_length import context_length_exceeded
 from pagewire.errors import invalid, quoted
-from pagewire.gateway.api.fields import Int32, Tokens, one_or_more_inputs
+from pagewire.gateway.api.fields import Int32, Tokens, keeps_start, one_or_more_inputs
 from pagewire.gateway.api.formatting import Envelope, PooledForm, json_utf8
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.api.pooling.fields import MAX_INPUTS, PooledFields
@@ -53,11 +53,12 @@ class EmbeddingRequest(PooledFields):
             )
         if self.dimensions is not None and self.dimensions < 1:
             raise invalid("dimensions", f"dimensions is {self.dimensions}; it must be at least 1")
-        kept, keeps_start = self._kept_tokens(max_model_len), self._keeps_start()
+        kept = self._kept_tokens(max_model_len)
+        from_start = keeps_start(self.truncation_side, kept)
         options = {
             "add_special_tokens": self.add_special_tokens,
             "truncate_prompt_tokens": kept,
-            "keep_prompt_start": keeps_start,
+            "keep_prompt_start": from_start,
         }
         inputs = []
         for index, text in enumerate(self._inputs()):
@@ -65,7 +66,7 @@ class EmbeddingRequest(PooledFields):
                 raise invalid("input", f"input {index} is empty; give at least one token")
             if isinstance(text, list):
                 if kept is not None:
-                    text = text[:kept] if keeps_start else text[-kept:]
+                    text = text[:kept] if from_start else text[-kept:]
                 inputs.append({**options, **_token_input(text, index, max_model_len)})
             else:
                 inputs.append({**options, "prompt": text})
@@ -93,16 +94,6 @@ class EmbeddingRequest(PooledFields):
                 "truncate_prompt_tokens is 0; it must be at least 1, or -1 for all that fit",
             )
         return max_model_len if self.truncate_prompt_tokens == -1 else self.truncate_prompt_tokens
-
-    def _keeps_start(self) -> bool:
-        """Whether a cut input keeps its start."""
-        if self.truncation_side not in (None, "left", "right"):
-            raise invalid(
-                "truncation_side",
-                f"truncation_side is {quoted(self.truncation_side)}; it must be left or right, the "
-                "side where the input is cut",
-            )
-        return self.truncation_side == "right"
 
 
 def _token_input(tokens: list[int], index: int, max_model_len: int) -> dict[str, Any]:
