@@ -118,7 +118,7 @@ def test_the_longest_prompt_fits_and_a_longer_one_does_not(embedder) -> None:
     [
         ({}, "input", "input is required"),
         ({"input": []}, "input", "input is empty"),
-        ({"input": ["a", ""]}, "input", "input 1 is empty"),
+        ({"input": [[1], []]}, "input", "input 1 is empty"),
         ({"input": 5}, "input", "a string, token ids, or an array"),
         ({"input": [100_000]}, "input", "input: token id 100000 is outside the model's vocabulary"),
         ({"input": ["a"] * 2049}, "input", "2048"),
@@ -199,6 +199,24 @@ def test_grpc(embedder) -> None:
             with pytest.raises(grpc.RpcError, match=message) as raised:
                 stub.Pool(wrong)
             assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_an_empty_text_is_refused_only_if_it_has_no_tokens(embedder) -> None:
+    client, model = client_of(embedder)
+    made = client.embeddings.create(model=model, input=["a", ""])
+    check(made.data, [embedding(embedder.model, embedder.tokens(t), "last") for t in ("a", "")])
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.embeddings.create(model=model, input="", extra_body={"add_special_tokens": False})
+    assert raised.value.body["param"] == "input"
+    assert raised.value.body["message"] == "input is empty; give at least one token"
+    params = pb.PoolingParams(task=pb.POOLING_TASK_EMBED)
+    with grpc.insecure_channel(embedder.stack.grpc_address) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        values = stub.Pool(pb.GenerateRequest(prompt="", pooling=params)).values
+        torch.testing.assert_close(list(values), made.data[1].embedding, **TOLERANCE)
+        plain = pb.GenerateRequest(prompt="", pooling=params, add_special_tokens=False)
+        with pytest.raises(grpc.RpcError, match="prompt is empty; give at least one token"):
+            stub.Pool(plain)
 
 
 def test_a_large_body_and_many_inputs(embedder) -> None:

@@ -62,7 +62,7 @@ class EmbeddingRequest(PooledFields):
         }
         inputs = []
         for index, text in enumerate(self._inputs()):
-            if not text:
+            if text == []:  # the scheduler judges an empty text by its special tokens
                 raise invalid("input", f"input {index} is empty; give at least one token")
             if isinstance(text, list):
                 if kept is not None:
