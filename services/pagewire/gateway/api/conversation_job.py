@@ -32,14 +32,7 @@ def conversation_job(
     `form_of` makes the form of the answer. `continues`: the model continues the last turn.
     `logprobs` likeliest tokens are reported at each place; None reports no log probabilities.
     """
-    for field in ("prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids"):
-        value = getattr(fields, field)
-        if value is not None and value is not False:
-            raise invalid(field, f"{field} is not supported here; use /v1/chat/completions")
-    if fields.stream_options is not None and fields.stream_options.continuous_usage_stats:
-        field = "stream_options.continuous_usage_stats"
-        raise invalid(field, f"{field} is not supported here; use /v1/chat/completions")
-    stop = fields.stop_conditions(max_tokens)
+    stop, parameters = checked_parameters(fields, max_tokens)
     output = conversation.output_format(served)
     if logprobs is not None and output is not None:
         raise invalid(
@@ -62,7 +55,7 @@ def conversation_job(
     request = fields.candidate_fields(form.request_id, model, stop, logprobs)
     return Job(
         requests=candidates([request], 1),
-        common=[CommonFields.of(fields.common_parameters(stop), prompt, fields.prompt_cache_key)],
+        common=[CommonFields.of(parameters, prompt, fields.prompt_cache_key)],
         candidates=1,
         n=1,
         formatter=form,
@@ -75,3 +68,19 @@ def conversation_job(
         limit_field=fields.max_tokens_name,
         ignored=unread_inputs(conversation, served, constraint),
     )
+
+
+def checked_parameters(
+    fields: GenerationFields, max_tokens: int | None
+) -> tuple[pb.StopConditions, bytes]:
+    """The stop conditions and `GenerationFields.common_parameters`; RequestError names a field that
+    is not valid, or only for other endpoints."""
+    for field in ("prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids"):
+        value = getattr(fields, field)
+        if value is not None and value is not False:
+            raise invalid(field, f"{field} is not supported here; use /v1/chat/completions")
+    if fields.stream_options is not None and fields.stream_options.continuous_usage_stats:
+        field = "stream_options.continuous_usage_stats"
+        raise invalid(field, f"{field} is not supported here; use /v1/chat/completions")
+    stop = fields.stop_conditions(max_tokens)
+    return stop, fields.common_parameters(stop)

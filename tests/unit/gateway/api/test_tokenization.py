@@ -65,6 +65,35 @@ def test_the_tokens_of_a_message_are_counted_as_they_would_be_sent() -> None:
     assert refused.field == "truncate_prompt_tokens"
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -1),
+        ("top_p", 2),
+        ("min_p", 1.5),
+        ("n", 3),
+        ("max_tokens", 0),
+        ("stop", ["a"]),
+        ("stop_sequences", [""]),
+        ("logit_bias", {"x": 1}),
+        ("allowed_token_ids", []),
+        ("prompt_logprobs", 1),
+        ("return_token_ids", True),
+        ("truncation_side", "left"),
+        ("output_config", {"format": {"type": "xml"}}),
+    ],
+)
+def test_parameters_are_checked_where_tokens_of_a_message_are_counted(
+    field: str, value: object
+) -> None:
+    body = {"messages": CHAT, field: value}
+    refused = refusal("count_tokens", **body)
+    with pytest.raises(RequestError) as of_answer:
+        PARSER.parse("messages", json.dumps({"max_tokens": 5, **body}).encode(), MODELS)
+    assert refused.field.startswith(field)
+    assert refused.field == of_answer.value.field
+
+
 def test_a_chat_may_be_rendered_otherwise() -> None:
     chat = tokenize(
         messages=CHAT,

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import Field, JsonValue, Tag, create_model
 
 from pagewire.errors import invalid, quoted
-from pagewire.gateway.api.conversation_job import conversation_job
+from pagewire.gateway.api.conversation_job import checked_parameters, conversation_job
 from pagewire.gateway.api.fields import Effort, GenerationFields, Strict, string_or_array
 from pagewire.gateway.api.job import Job
 from pagewire.gateway.api.limits import BodyLimits
@@ -144,6 +144,8 @@ class MessagesRequest(GenerationFields):
 
     def job(self, model: str, served: ServedModel, limits: BodyLimits) -> Job:
         """The request for a scheduler; RequestError names a field that is not valid."""
+        if self.max_tokens is None:
+            raise invalid("max_tokens", "max_tokens is required")
         fields = self.checked_stop()
         return conversation_job(
             fields,
@@ -157,12 +159,16 @@ class MessagesRequest(GenerationFields):
         )
 
     def count(self, model: str, served: ServedModel, limits: BodyLimits) -> TextCall:
-        """The call that counts the tokens of the prompt."""
-        if self.truncate_prompt_tokens is not None:
-            field = "truncate_prompt_tokens"
-            raise invalid(
-                field, f"{field} has no effect on the count of the whole prompt; remove it"
-            )
+        """The call that counts the tokens of the prompt.
+
+        RequestError as for an answer, whose max_tokens it does not need.
+        """
+        for field in ("truncate_prompt_tokens", "truncation_side"):
+            if getattr(self, field) is not None:
+                raise invalid(
+                    field, f"{field} has no effect on the count of the whole prompt; remove it"
+                )
+        checked_parameters(self.checked_stop(), self.max_tokens)
         conversation = self.to_conversation()
         chat = conversation.chat_input(limits.tools)
         chat.continue_final_message = self.continues
@@ -186,9 +192,7 @@ class MessagesRequest(GenerationFields):
 
     def checked_stop(self) -> "MessagesRequest":
         """The request with its stop sequences in the field that `GenerationFields` reads."""
-        if self.max_tokens is None:
-            raise invalid("max_tokens", "max_tokens is required")
-        if self.max_tokens < 1:
+        if self.max_tokens is not None and self.max_tokens < 1:
             raise invalid("max_tokens", f"max_tokens is {self.max_tokens}; it must be at least 1")
         for field, remedy in (
             ("stop", "its name here is stop_sequences"),
