@@ -162,6 +162,25 @@ def test_grpc(stub: inference_pb2_grpc.InferenceStub) -> None:
     jsonschema.validate(json.loads(text), SCHEMA)
 
 
+def test_resumed_tokens_that_contradict_the_grammar_are_refused(
+    stack: RunningStack, stub: inference_pb2_grpc.InferenceStub
+) -> None:
+    request = pb.GenerateRequest(
+        prompt="A number:",
+        stop=pb.StopConditions(max_tokens=20),
+        structured_output=pb.StructuredOutput(regex="[0-9]{9}"),
+        resume_token_ids=tokens(stack, "x"),
+    )
+    with pytest.raises(grpc.RpcError, match="resume_token_ids: the grammar does not") as raised:
+        list(stub.Generate(request))
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert ("pagewire-error-field", "resume_token_ids") in raised.value.trailing_metadata()
+    del request.resume_token_ids[:]
+    request.resume_token_ids.extend(tokens(stack, "12"))
+    text = "".join(response.text for response in stub.Generate(request))
+    assert re.fullmatch("[0-9]{7}", text)
+
+
 def test_allowed_tokens_and_bad_words(stack: RunningStack) -> None:
     digits = [str(each) for each in range(10)]
     ids = [tokens(stack, each)[0] for each in digits]

@@ -33,6 +33,7 @@ class MaskedSequence:
         """GrammarError if the grammar does not compile or does not allow `output [generated]`."""
         self.index = 0  # of the next token of the output
         self.ended = False
+        self._resumed = len(output)
         self._ends = frozenset(constraint.end_token_ids)
         self._end_ids = np.array(sorted(self._ends), np.int64)
         self._min_tokens = constraint.min_tokens
@@ -168,9 +169,12 @@ class MaskedSequence:
         index, reason = self.index - 1, first_line(self._matcher.current.get_error())
         if _TOO_MANY in reason:
             return self._too_complex(index, reason)
-        return GrammarError(
-            f"the grammar does not allow token {token} at index {index} of the output: {reason}"
-        )
+        fault = f"the grammar does not allow token {token} at index {index} of the output: {reason}"
+        if index >= self._resumed:
+            return GrammarError(fault)
+        # Tokens of a worker never contradict the grammar, so these are a client's.
+        field = "resume_token_ids"
+        return GrammarError(f"{field}: {fault}; give the output of an earlier attempt", field)
 
     def _too_complex(self, index: int, reason: str) -> GrammarError:
         """The error for a grammar that exceeds a limit of the matcher after its first token."""

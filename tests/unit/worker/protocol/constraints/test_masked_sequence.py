@@ -168,8 +168,13 @@ def test_arrays_of_a_constraint_are_checked() -> None:
 
 
 def test_faults_name_what_is_wrong(grammars: Grammars) -> None:
-    with pytest.raises(GrammarError, match="does not allow token"):
-        begin(grammars, regex("[0-9]+"), ids(grammars, "x"))
+    sequence = begin(grammars, regex("[0-9]+"), ids(grammars, "1"))
+    with pytest.raises(GrammarError, match=r"^the grammar does not allow token") as drawn:
+        sequence.advance(*ids(grammars, "x"))
+    assert not drawn.value.field
+    with pytest.raises(GrammarError, match=r"^resume_token_ids: the grammar does not") as resumed:
+        begin(grammars, regex("[0-9]+"), ids(grammars, "1x"))
+    assert resumed.value.field == "resume_token_ids"
     with pytest.raises(GrammarError, match="uniqueItems"):
         begin(
             grammars,
