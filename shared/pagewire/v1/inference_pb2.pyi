@@ -139,7 +139,7 @@ class ReasoningBudget(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., begin: _Optional[str] = ..., end: _Optional[str] = ...) -> None: ...
 
 class StructuredOutput(_message.Message):
-    __slots__ = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tag", "begin_after", "whitespace_pattern", "field_name", "tags")
+    __slots__ = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tag", "begin_after", "whitespace_pattern", "field_name", "tags", "parts")
     JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
     JSON_OBJECT_FIELD_NUMBER: _ClassVar[int]
     REGEX_FIELD_NUMBER: _ClassVar[int]
@@ -150,6 +150,7 @@ class StructuredOutput(_message.Message):
     WHITESPACE_PATTERN_FIELD_NUMBER: _ClassVar[int]
     FIELD_NAME_FIELD_NUMBER: _ClassVar[int]
     TAGS_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     json_schema: str
     json_object: bool
     regex: str
@@ -160,7 +161,16 @@ class StructuredOutput(_message.Message):
     whitespace_pattern: str
     field_name: str
     tags: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, json_schema: _Optional[str] = ..., json_object: bool = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[Choices, _Mapping]] = ..., grammar: _Optional[str] = ..., structural_tag: _Optional[str] = ..., begin_after: _Optional[str] = ..., whitespace_pattern: _Optional[str] = ..., field_name: _Optional[str] = ..., tags: _Optional[_Iterable[str]] = ...) -> None: ...
+    parts: _containers.RepeatedCompositeFieldContainer[GrammarPart]
+    def __init__(self, json_schema: _Optional[str] = ..., json_object: bool = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[Choices, _Mapping]] = ..., grammar: _Optional[str] = ..., structural_tag: _Optional[str] = ..., begin_after: _Optional[str] = ..., whitespace_pattern: _Optional[str] = ..., field_name: _Optional[str] = ..., tags: _Optional[_Iterable[str]] = ..., parts: _Optional[_Iterable[_Union[GrammarPart, _Mapping]]] = ...) -> None: ...
+
+class GrammarPart(_message.Message):
+    __slots__ = ("first_line", "field_name")
+    FIRST_LINE_FIELD_NUMBER: _ClassVar[int]
+    FIELD_NAME_FIELD_NUMBER: _ClassVar[int]
+    first_line: int
+    field_name: str
+    def __init__(self, first_line: _Optional[int] = ..., field_name: _Optional[str] = ...) -> None: ...
 
 class Choices(_message.Message):
     __slots__ = ("values",)

@@ -1,8 +1,10 @@
 """Calls that a grammar enforces, by the embedded model, which was not trained on tools."""
 
 import json
+import re
 from typing import Any
 
+import httpx
 import jsonschema
 import openai
 import pytest
@@ -100,15 +102,30 @@ def test_tools_of_a_model_without_a_format_are_refused(chats: Any) -> None:
 @pytest.mark.parametrize(
     ("keywords", "words"),
     [
-        ({"minProperties": 2}, "tools has minProperties 2"),
-        ({"properties": {"a": {"uniqueItems": True}}}, "tools has keywords .*: uniqueItems"),
+        ({"minProperties": 2}, "has minProperties 2"),
+        ({"properties": {"a": {"uniqueItems": True}}}, "has keywords .*: uniqueItems"),
     ],
 )
 def test_parameters_that_cannot_be_enforced_are_refused(
-    chats: Any, keywords: dict[str, Any], words: str
+    stack: RunningStack, keywords: dict[str, Any], words: str
 ) -> None:
-    parameters = {"type": "object", **keywords}
-    tools: list[Any] = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
-    with pytest.raises(openai.BadRequestError, match=words) as refused:
-        chats.create(model="pagewire-chat", messages=ASKED, tools=tools, tool_choice="required")
-    assert refused.value.param == "tools"
+    bad = {"type": "object", **keywords}
+    chat_tools = [TOOLS[0], {"type": "function", "function": {"name": "f", "parameters": bad}}]
+    responses_tools = [{"type": "function", **tool["function"]} for tool in chat_tools]
+    messages_tools = [
+        {"name": tool["name"], "input_schema": tool["parameters"]} for tool in responses_tools
+    ]
+    for path, field, required, body in (
+        ("chat/completions", "tools[1].function.parameters", "required", {"tools": chat_tools}),
+        ("responses", "tools[1].parameters", "required", {"tools": responses_tools}),
+        ("messages", "tools[1].input_schema", {"type": "any"}, {"tools": messages_tools}),
+    ):
+        body |= {"input": ASKED} if path == "responses" else {"messages": ASKED}
+        limit = "max_output_tokens" if path == "responses" else "max_tokens"
+        given = {"model": "pagewire-chat", "tool_choice": required, limit: 9}
+        answer = httpx.post(f"{stack.url}/v1/{path}", json={**given, **body})
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert re.match(re.escape(field) + f" {words}", error["message"])
+        if path != "messages":  # errors of Messages have no name of a field
+            assert error["param"] == field

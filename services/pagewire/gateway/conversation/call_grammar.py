@@ -53,20 +53,27 @@ class CallGrammar:
         return f"start: ({section}){{0,{self._limit if several else 1}}} TEXT_TO_TAG"
 
     def constraint(self, start: str, field: str) -> pb.StructuredOutput:
-        """A grammar that begins with the rule `start`, which may use the rule `calls`."""
-        lines = [start, *self._calls()]
+        """A grammar that begins with the rule `start`, which may use the rule `calls`.
+
+        Errors about the schema of a tool name the schema, others name `field`.
+        """
+        lines = [*start.split("\n"), *self._calls()]
         for number, frame in enumerate(self._spec.frames):
             lines += self._bodies(number, frame)
-        lines += self._arguments or ()
+        parts = []
+        for tool, rules in zip(self._tools, self._arguments or (), strict=False):
+            parts.append(pb.GrammarPart(first_line=len(lines) + 1, field_name=tool.schema_field))
+            lines += rules
         return pb.StructuredOutput(
-            grammar="\n".join(lines) + "\n", field_name=field, tags=self._tags
+            grammar="\n".join(lines) + "\n", field_name=field, tags=self._tags, parts=parts
         )
 
     @cached_property
-    def _arguments(self) -> list[str] | None:
-        """The rules `arguments_0` and so on, one for each tool; None if one is not possible."""
+    def _arguments(self) -> list[list[str]] | None:
+        """For each tool its rule `arguments_0` and so on, and the rules that this one uses; None if
+        one is not possible."""
         spec = self._spec
-        rules: list[str] = []
+        rules: list[list[str]] = []
         for i, tool in enumerate(self._tools):
             if not all(frame.quoted or _BARE_NAME.fullmatch(tool.name) for frame in spec.frames):
                 return None
@@ -81,7 +88,7 @@ class CallGrammar:
                     made = python_rules(rule, given)
             if made is None:
                 return None
-            rules += made
+            rules.append(made)
         return rules if spec.frames else None
 
     def _calls(self) -> list[str]:

@@ -39,6 +39,11 @@ class Tool:
         return {"type": "function", "function": function}
 
     @property
+    def schema_field(self) -> str:
+        """The name of the schema in errors."""
+        return f"{self.field}.{self.schema_name}"
+
+    @property
     def schema(self) -> dict[str, Any]:
         """The schema of the arguments, which are an object even if the parameters name no type.
 
@@ -116,13 +121,13 @@ class ToolOptions:
             names.add(tool.name)
             schema_type = (tool.parameters or {}).get("type", "object")
             if schema_type != "object":
-                place = f"{tool.field}.{tool.schema_name}.type"
+                place = f"{tool.schema_field}.type"
                 raise invalid(
                     place,
                     f"{place} is {quoted(schema_type)}; it must be object, because arguments have "
                     "names",
                 )
-            nodes += count_nodes(tool.parameters, f"{tool.field}.{tool.schema_name}")
+            nodes += count_nodes(tool.parameters, tool.schema_field)
         limits.check("tools", len(self.to_text().encode()) if self.tools else 0, nodes)
         self._check_choice(names)
 

@@ -92,8 +92,9 @@ def check_form(output: pb.StructuredOutput) -> None:
         raise invalid(
             "whitespace_pattern", f"whitespace_pattern needs a JSON schema, not {kind}; remove it"
         )
-    if output.tags and kind != "grammar":
-        raise invalid("tags", f"tags needs a grammar, not {kind}; remove it")
+    for name in ("tags", "parts"):
+        if getattr(output, name) and kind != "grammar":
+            raise invalid(name, f"{name} needs a grammar, not {kind}; remove it")
     if len(output.begin_after) > MAX_STOP_STRING_LENGTH:
         raise invalid(
             "begin_after",

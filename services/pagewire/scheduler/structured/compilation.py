@@ -1,5 +1,6 @@
 """Compiles a grammar once to prove that it compiles. Runs in a helper process."""
 
+import re
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +14,15 @@ from pagewire.grammars.limits import parser_limits
 from pagewire.models import eos_token_ids, resolve_model, resolve_tokenizer
 from pagewire.rpc.interceptors import UNDECODABLE
 from pagewire.scheduler.structured.embedded_schemas import embedded_schemas
-from pagewire.scheduler.structured.grammars import cannot_compile, field_of, grammar_text
+from pagewire.scheduler.structured.grammars import cannot_compile, field_at, field_of, grammar_text
 from pagewire.scheduler.structured.schema_checks import check_json, check_schema, too_many
 from pagewire.tokenizer_conversion import tokenizer_file
 from pagewire.v1 import inference_pb2 as pb
 
+# The line and the column at the beginning of llguidance's message, and the lines of the grammar at
+# its end.
+_PLACE = re.compile(r"at (\d+)\(\d+\): (?:failed to compile JSON schema: )?")
+_EXCERPT = re.compile(r"\n +\d+ \| ")
 # Address space of a helper process.
 _MAX_BYTES = 4 << 30
 
@@ -55,30 +60,37 @@ def check_size(output: pb.StructuredOutput, max_nodes: int) -> None:
     elif kind in ("json_schema", "structural_tag"):
         check_json(getattr(output, kind), field, max_nodes)
     elif kind == "grammar":
-        for _, _, schema in embedded_schemas(output.grammar):
-            check_schema(schema, field, max_nodes)
+        for begin, _, schema in embedded_schemas(output.grammar):
+            line = 1 + output.grammar.count("\n", 0, begin)
+            check_schema(schema, field_at(output, line), max_nodes)
 
 
 def compiled(output: pb.StructuredOutput, tokenizer: LLTokenizer) -> str:
     """The grammar of a StructuredOutput; RequestError if it does not compile."""
     if output.whitespace_pattern:
         blanks = LLMatcher.grammar_from_regex(output.whitespace_pattern)
-        _check(blanks, "whitespace_pattern", tokenizer)
+        if reason := _fault(blanks, tokenizer):
+            raise cannot_compile("whitespace_pattern", reason)
     grammar = grammar_text(output, tokenizer)
-    _check(grammar, field_of(output), tokenizer)
+    if reason := _fault(grammar, tokenizer):
+        field, place = field_of(output), _PLACE.match(reason)
+        if place is not None and (part := field_at(output, int(place[1]))) != field:
+            # The client has not written the grammar, only this part.
+            field, reason = part, _EXCERPT.split(reason[place.end() :], maxsplit=1)[0]
+        raise cannot_compile(field, reason)
     return grammar
 
 
-def _check(grammar: str, field: str, tokenizer: LLTokenizer) -> None:
-    """RequestError, which names the field, if a grammar does not compile."""
+def _fault(grammar: str, tokenizer: LLTokenizer) -> str:
+    """The reason why a grammar does not compile; empty if it does."""
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
     if not matcher.is_error():
         mask = matcher.compute_bitmask()  # some limits are reached with the first mask
         if any(mask):
             matcher.consume_token(_first_token(mask))  # and others with the first token
-    if matcher.is_error():
-        reason = matcher.get_error().partition("\n<non-verbose/>")[0].strip()
-        raise cannot_compile(field, reason)
+    if not matcher.is_error():
+        return ""
+    return str(matcher.get_error()).partition("\n<non-verbose/>")[0].strip()
 
 
 def _first_token(mask: bytes) -> int:

@@ -32,6 +32,12 @@ def field_of(output: pb.StructuredOutput) -> str:
     return output.field_name or f"structured_output.{output.WhichOneof('kind') or 'kind'}"
 
 
+def field_at(output: pb.StructuredOutput, line: int) -> str:
+    """The client's name of the field that a line of the grammar comes from."""
+    names = [part.field_name for part in output.parts if part.first_line <= line]
+    return names[-1] if names else field_of(output)
+
+
 def grammar_text(output: pb.StructuredOutput, tokenizer: LLTokenizer) -> str:
     """The grammar, not compiled yet; RequestError if the output is malformed."""
     kind = output.WhichOneof("kind")

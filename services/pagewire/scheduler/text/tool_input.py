@@ -9,7 +9,7 @@ from pagewire.v1 import inference_pb2 as pb
 
 # A template may indent JSON, so the text of a value grows with its depth. The calls of a
 # conversation are an array of objects with the arguments two levels further down.
-_MAX_DEPTH = 40
+_MAX_DEPTH = 39  # of one tool or call
 
 
 def json_values(chat: pb.ChatInput) -> int:
@@ -72,8 +72,10 @@ def _objects(text: str, field: str) -> list[dict[str, Any]]:
         raise invalid(field, f"{field} is not JSON: {error}") from error
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise invalid(field, f"{field} is not a JSON array of objects")
-    if not _within(value, _MAX_DEPTH):
-        raise invalid(field, f"{field} is nested deeper than {_MAX_DEPTH} levels; flatten it")
+    for index, item in enumerate(value):
+        if not _within(item, _MAX_DEPTH):
+            place = f"{field}[{index}]"
+            raise invalid(place, f"{place} is nested deeper than {_MAX_DEPTH} levels; flatten it")
     return value
 
 

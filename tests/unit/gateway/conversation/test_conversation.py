@@ -15,6 +15,7 @@ from pagewire.gateway.conversation.turns import ToolCall, Turn
 from pagewire.gateway.models import ServedModel
 from pagewire.gateway.parsers.events import CallArguments
 from pagewire.output_formats import TOOL_FORMATS
+from pagewire.scheduler.structured.compilation import check_size, compiled
 from pagewire.scheduler.structured.grammars import grammar_text
 from pagewire.v1 import inference_pb2 as pb
 
@@ -231,6 +232,33 @@ def test_strict_tools_are_enforced_where_a_call_begins(parser: str, texts: tuple
         assert accepts(grammar, f"Let me look.\n{two}")
         assert not accepts(grammar, f"Let me look.\n{wrong}")
     assert conversation(F).constraint(model) is None
+
+
+@pytest.mark.parametrize("parser", CALLS)
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"minProperties": 3}, "has minProperties 3, which"),
+        ({"properties": {"a": {"type": "wrong"}}}, "cannot be compiled: Invalid type: wrong"),
+        ({"properties": {"a": {"type": "array", "uniqueItems": True}}}, "has keywords that"),
+    ],
+)
+def test_an_error_about_a_schema_names_its_tool(
+    parser: str, keywords: dict[str, Any], words: str
+) -> None:
+    bad = Tool("g", parameters={"type": "object", **keywords}, field="tools[1].function")
+    constraint = conversation(F, bad, F, mode="required").constraint(ServedModel(100, parser))
+    assert constraint is not None
+
+    def check() -> None:
+        check_size(constraint, 4096)
+        compiled(constraint, BYTES)
+
+    with pytest.raises(RequestError) as refused:
+        check()
+    assert refused.value.field == "tools[1].function.parameters"
+    assert str(refused.value).startswith(f"tools[1].function.parameters {words}")
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,8 @@ def test_tags_are_single_tokens_where_the_model_has_them() -> None:
     assert not accepts("some<end> words", plain)
     with pytest.raises(RequestError, match="tags needs a grammar"):
         check_form(pb.StructuredOutput(regex="a", tags=["<tag>"]))
+    with pytest.raises(RequestError, match="parts needs a grammar"):
+        check_form(pb.StructuredOutput(regex="a", parts=[pb.GrammarPart(first_line=1)]))
 
 
 def test_a_structural_tag_constrains_what_follows_its_trigger() -> None:
