@@ -1,4 +1,8 @@
-"""The fields of a request that no model declares: hints, fields that are refused, unknown ones."""
+"""The fields of a request that are refused, or ignored and named.
+
+No model declares hints, refused fields and unknown ones. Others are ignored where the model's chat
+template leaves them out.
+"""
 
 from collections.abc import Iterator, Sequence
 from functools import cache

@@ -7,9 +7,9 @@ from pagewire.errors import invalid
 from pagewire.scheduler.text.tokenizer import TextBounds
 from pagewire.v1 import inference_pb2 as pb
 
-# A template may indent JSON, so the text of a value grows with its depth. The calls of a
-# conversation are an array of objects with the arguments two levels further down.
-_MAX_DEPTH = 39  # of one tool or call
+# Levels of one tool or call. A template may indent JSON, so the text of a value grows with its
+# depth. The arguments of a call are two levels further down.
+_MAX_DEPTH = 39
 
 
 def json_values(chat: pb.ChatInput) -> int:

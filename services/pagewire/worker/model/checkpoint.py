@@ -131,9 +131,8 @@ def _owners(files: list[Path], names: "_Names") -> dict[str, Path]:
     The index decides between two files that have the same tensor. SetupError if it does not name
     the tensor.
     """
-    index = files[0].parent / INDEX
-    chosen = _weight_map(index) if index.is_file() else {}
     owners: dict[str, Path] = {}
+    chosen: dict[str, str] = {}  # the index, once two files have the same tensor
     for path in files:
         with opened(path) as file:
             for stored in file.keys():  # noqa: SIM118, a safetensors file does not iterate
@@ -143,11 +142,12 @@ def _owners(files: list[Path], names: "_Names") -> dict[str, Path]:
                 first = owners.setdefault(name, path)
                 if first is path:
                     continue
+                chosen = chosen or _weight_map(path.parent / INDEX)
                 if stored not in chosen:
                     raise SetupError(
                         f"tensor {stored} is in {first} and in {path}; remove it from one file"
                     )
-                if index.parent / chosen[stored] == path:
+                if path.parent / chosen[stored] == path:
                     owners[name] = path
     return owners
 
