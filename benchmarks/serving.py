@@ -78,13 +78,19 @@ def long_decode(prompt: Prompt, _rng: random.Random) -> list[Request]:
     return [Request(prompt(8192), 512) for _ in range(16)]
 
 
+def saturated(prompt: Prompt, _rng: random.Random) -> list[Request]:
+    """1,024 requests of 1,024 tokens in and out."""
+    return [Request(prompt(1024), 1024) for _ in range(1024)]
+
+
 USUAL = (mixed256, fixed512, prefill_heavy, shared_prefix, single)
-WORKLOADS = {f.__name__: f for f in (*USUAL, long_decode)}
+WORKLOADS = {f.__name__: f for f in (*USUAL, long_decode, saturated)}
 # The prompts and lengths of README's figures.
 SEEDS = {name: seed for seed, name in enumerate(WORKLOADS)}
 SHIFT = 7919  # of all ids from one round to the next
 LINES = (*WORKLOADS, *(f"http-{clients}" for clients in HTTP_REQUESTS))
-DEFAULT_LINES = ",".join(line for line in LINES if line != long_decode.__name__)
+NOT_DEFAULT = (long_decode.__name__, saturated.__name__)
+DEFAULT_LINES = ",".join(line for line in LINES if line not in NOT_DEFAULT)
 
 
 def settings() -> dict[str, Setting]:

@@ -126,3 +126,12 @@ def test_token_ids_of_prompts_over_http_and_grpc(
     assert [unpack(r.prompt.token_ids).tolist() for r in responses if r.HasField("prompt")] == [ids]
     tokens = [token for response in responses for token in response.token_ids]
     assert tokens == over_http.choices[0].token_ids
+
+
+def test_an_empty_text_is_refused_only_if_it_has_no_tokens(client: openai.OpenAI) -> None:
+    """As over gRPC: the tokenizer of this model adds no special token to a text."""
+    for prompt in ("", ["fox", ""]):
+        with pytest.raises(openai.BadRequestError) as refused:
+            complete(client, prompt, max_tokens=2)
+        assert refused.value.body["message"] == "prompt is empty; give at least one token"  # type: ignore[index]
+        assert refused.value.param == "prompt"

@@ -99,6 +99,19 @@ async def test_the_first_tokens_of_a_prompt_are_kept(start: StartStack) -> None:
     assert tokens == expected(ids[:3], 5, TEXT_VOCAB)
 
 
+async def test_the_side_of_a_cut_needs_its_length(start: StartStack) -> None:
+    stack = await start(worker_info(vocab_size=TEXT_VOCAB))
+    for given in (request([1, 2], 5), pb.GenerateRequest(prompt="The quick", stop=SHORT)):
+        given.keep_prompt_start = True
+        with pytest.raises(grpc.RpcError) as raised:
+            await collect(stack.stub.Generate(given))
+        assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert raised.value.details() == (
+            "keep_prompt_start is true, which needs truncate_prompt_tokens; set it or remove "
+            "keep_prompt_start"
+        )
+
+
 async def test_a_text_is_cut_after_tokenization(start: StartStack) -> None:
     stack = await start(worker_info(vocab_size=TEXT_VOCAB))
     for words in (50, 240):  # above 200 tokens the whole text would be refused

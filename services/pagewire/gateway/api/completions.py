@@ -200,7 +200,7 @@ class CompletionRequest(GenerationFields):
 def _input(
     prompt: str | list[int], index: int, max_model_len: int, max_tokens: int
 ) -> dict[str, Any]:
-    if not prompt:
+    if prompt == []:  # the scheduler judges an empty text by its special tokens
         raise invalid("prompt", f"prompt {index} is empty; give at least one token")
     if isinstance(prompt, str):
         return {"prompt": prompt}

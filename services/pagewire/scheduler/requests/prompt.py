@@ -252,9 +252,13 @@ def max_struct_bytes(bounds: TextBounds) -> int:
 
 def kept_tokens(message: pb.GenerateRequest, limits: ModelLimits | None) -> int | None:
     """How many tokens of the prompt are kept; None for all."""
-    if not message.HasField("truncate_prompt_tokens"):
+    field = "truncate_prompt_tokens"
+    if not message.HasField(field):
+        if message.keep_prompt_start:
+            side = "keep_prompt_start"
+            raise invalid(side, f"{side} is true, which needs {field}; set it or remove {side}")
         return None
-    field, kept = "truncate_prompt_tokens", int(message.truncate_prompt_tokens)
+    kept = int(message.truncate_prompt_tokens)
     if kept == -1:
         assert limits is not None
         return max(1, limits.max_tokens - (message.stop.max_tokens or reserved_tokens(message)))

@@ -96,10 +96,9 @@ BAD: list[tuple[tuple[str, str | bytes], int, str | None]] = [
     # prompts
     ((COMPLETION, "{}"), 400, "prompt"),
     (complete(prompt=None), 400, "prompt"),
-    (complete(prompt=""), 400, "prompt"),
     (complete(prompt=[]), 400, "prompt"),
     (complete(prompt=[[]]), 400, "prompt"),
-    (complete(prompt=["a", ""]), 400, "prompt"),
+    (complete(prompt=[[1], []]), 400, "prompt"),
     (complete(prompt=5), 400, "prompt"),
     (complete(prompt={"text": "a"}), 400, "prompt"),
     (complete(prompt=[1, "a"]), 400, "prompt[1]"),
