@@ -14,10 +14,9 @@ from pagewire.worker.ops.contract.quantized import GroupedWeight, QuantizedInput
 from support.kernels.clean_process import report_of
 
 SHARED_LIMIT = 227 * 1024
-# The residual's addresses of the largest tile, and constants of long rows.
+# The residual's addresses of the largest tile, constants of long rows, and parts of gates.
 SPILLED_LIMIT = 16
 K, FEATURES = 4096, 6144
-TOKENS = (128, 640, 8192)
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -49,16 +48,14 @@ def arranged(k: int = K, dtype: torch.dtype = torch.bfloat16) -> GroupedWeight:
     return replace(four_bits(k, dtype), zeros=None, pairs=pairs)
 
 
-def scaled(tokens: int, add: bool) -> None:
-    from pagewire.worker.ops.triton.quantized import hopper
+def scaled(shape: int, parts: int, mode: str) -> None:
+    from pagewire.worker.ops.triton.quantized import choices, hopper
 
-    hopper.multiply(*eight_bits(tokens), meta(tokens, FEATURES), add=add)
-
-
-def gated(tokens: int) -> None:
-    from pagewire.worker.ops.triton.quantized import hopper
-
-    hopper.multiply(*eight_bits(tokens), meta(tokens, FEATURES // 2), gated=True)
+    choice, gated = choices.Choice(choices.SHAPES[shape], parts), mode == "gated"
+    tokens = choices.SHAPES[shape].rows
+    out = meta(tokens, FEATURES // 2 if gated else FEATURES)
+    x, weight = eight_bits(tokens)
+    hopper.multiply(x, weight, out, add=mode == "add", gated=gated, choice=choice)
 
 
 def fused(k: int, is_gated: bool, normed: bool) -> None:
@@ -95,8 +92,12 @@ def arranged_vector(k: int, dtype: torch.dtype) -> None:
     linear.grouped_linear(meta(1, k, dtype=dtype), arranged(k, dtype))
 
 
-SCALED = {f"FP8, {n} tokens, add {add}": (scaled, n, add) for n in TOKENS for add in (False, True)}
-GATED = {f"FP8, {n} tokens, gated": (gated, n) for n in TOKENS}
+SCALED = {
+    f"FP8, shape {shape}, {parts} parts, {mode}": (scaled, shape, parts, mode)
+    for shape in range(5)
+    for parts in (1, 2)
+    for mode in ("plain", "add", "gated")
+}
 FUSED = {
     "quantized token": (fused, 14336, False, False),
     "quantized token, added": (fused, 4096, False, False),
@@ -123,6 +124,8 @@ ARRANGED = {
 def compile_cases() -> dict[str, list[dict]]:
     """Compile the launches of every case; return the tested counts."""
     from pagewire.worker.ops.triton.quantized import (
+        choices,
+        exchange,
         fragment_gemm,
         fragment_vector,
         fused_vector,
@@ -133,9 +136,10 @@ def compile_cases() -> dict[str, list[dict]]:
 
     for module in (fragment_gemm, fragment_vector, fused_vector, hopper, vectors):
         module.dependent_launch = lambda device: True
-    for module in (fragment_gemm, fused_vector, hopper):
+    for module in (exchange, fragment_gemm, fused_vector, hopper):
         module.multiprocessors = lambda device: 132
     assert len(fragment_gemm.SHAPES) == 10
+    assert len(choices.SHAPES) == 5
     programs = [shape.programs for shape in fragment_gemm.SHAPES]
 
     def count(launch: Launch) -> dict[str, int]:
@@ -152,9 +156,12 @@ def compile_cases() -> dict[str, list[dict]]:
             ),
         }
 
-    found = counts_of_cases(SCALED | GATED | FUSED | GROUPED | VECTOR | ARRANGED, count)
+    found = counts_of_cases(SCALED | FUSED | GROUPED | VECTOR | ARRANGED, count)
     for name, (_, shape, *_) in GROUPED.items():
         found[name][0]["wanted"] = programs[shape]
+    for name, (_, shape, *_) in SCALED.items():
+        found[name][0]["consumers"] = choices.SHAPES[shape].consumers
+        found[name][0]["halves"] = choices.SHAPES[shape].halves
     return found
 
 
@@ -163,23 +170,25 @@ def launches() -> dict[str, list[dict]]:
     return report_of(Path(__file__))
 
 
-@pytest.mark.parametrize("case", SCALED | GATED | FUSED | GROUPED | VECTOR | ARRANGED)
+@pytest.mark.parametrize("case", SCALED | FUSED | GROUPED | VECTOR | ARRANGED)
 def test_fits_the_multiprocessor_and_waits(case, launches):
     [launch] = launches[case]
     assert launch["shared"] <= SHARED_LIMIT
-    assert launch["spilled"] <= (SPILLED_LIMIT if "add True" in case or case in ARRANGED else 0)
+    largest = "add True" in case or case in ARRANGED or case.endswith("2 parts, gated")
+    assert launch["spilled"] <= (SPILLED_LIMIT if largest else 0)
     assert not launch["serialized"]
-    assert launch["waits"] == (2 if case in GROUPED else 1)  # the loader, and the consumers
+    # The loader and the consumers.
+    waits = 2 if case in GROUPED else launch["consumers"] + 1 if case in SCALED else 1
+    assert launch["waits"] == waits
 
 
 @pytest.mark.parametrize("case", SCALED)
-def test_two_consumers_add_sums_of_128_products(case, launches):
+def test_consumers_add_sums_of_128_products(case, launches):
     [launch] = launches[case]
-    assert launch["threads"] == 3 * 128
-    assert launch["tensor copies"] == 2
-    # Two consumers; 64 or 128 tokens each; four instructions of 32 products.
-    halves = 1 if case.startswith("FP8, 128 ") else 2
-    assert launch["wgmma"] == 2 * halves * 4
+    consumers, halves = launch["consumers"], launch["halves"]
+    assert launch["threads"] == (consumers + 1) * 128
+    # Four instructions of 32 products. A loop for 128 tokens, and one for the last 64.
+    assert launch["wgmma"] == consumers * 4 * (3 if halves == 2 else 1)
 
 
 @pytest.mark.parametrize("case", GROUPED)

@@ -10,7 +10,13 @@ from pagewire.worker.model.quantization.quantizer import quantize_weight
 from pagewire.worker.model.quantization.scheme import GroupedScheme
 from pagewire.worker.ops.contract.quantized import RUN, GroupedWeight
 from pagewire.worker.ops.reference import quantized as reference
-from pagewire.worker.ops.triton.quantized import fragment_gemm, fragment_vector, grouped, linear
+from pagewire.worker.ops.triton.quantized import (
+    exchange,
+    fragment_gemm,
+    fragment_vector,
+    grouped,
+    linear,
+)
 from pagewire.worker.ops.triton.quantized.fragments import LINE, arrange, is_supported, magic
 from pagewire.worker.ops.triton.quantized.matrices import widen
 from pagewire.worker.ops.triton.quantized.tiles import Tiles
@@ -127,7 +133,7 @@ def test_parts_add_up_to_the_product_each_time(shape, parts, device):
         out = torch.full_like(expected, torch.nan)
         fragment_gemm.multiply(x, arranged, out, shape=shape, parts=parts)
         assert torch.equal(out, first)
-    assert not fragment_gemm.shared_sums(x.device)[1].any()
+    assert not exchange.shared_sums(x.device)[1].any()
 
 
 @on_a_gpu
@@ -175,7 +181,7 @@ def test_shapes_fill_the_multiprocessors(tokens, features, k, expected):
 def test_sums_of_parts_have_room():
     """For every shape, with its largest number of parts."""
     device = torch.device("meta")
-    sums, flags = fragment_gemm.shared_sums(device)
+    sums, flags = exchange.shared_sums(device)
     for shape in fragment_gemm.SHAPES:
         programs = fragment_gemm.multiprocessors(device) * shape.programs
         assert programs * shape.rows * shape.tokens <= sums.numel()

@@ -15,10 +15,9 @@ from pagewire.worker.ops.contract.quantized import (
 )
 from pagewire.worker.ops.reference import quantized as reference
 from pagewire.worker.ops.triton.invariant import quantized as ordered
-from pagewire.worker.ops.triton.quantized import grouped, hopper, linear, scaled
+from pagewire.worker.ops.triton.quantized import grouped, linear, scaled
 from pagewire.worker.ops.triton.quantized.tiles import Tiles
 from pagewire.worker.ops.triton.rowwise import quantize
-from pagewire.worker.ops.triton.rowwise.activation import silu_mul
 from support.kernels.comparison import (
     CUDA,
     DTYPES,
@@ -294,44 +293,6 @@ class TestARowDoesNotDependOnTheOthers:
             whole = grouped.grouped_linear(x, weight)
             assert torch.equal(grouped.grouped_linear(x[:tokens], weight), whole[:tokens])
             assert torch.equal(grouped.grouped_linear(x, weight, tiles=SMALL), whole)
-
-
-@pytest.mark.skipif(not FULL_SIZE, reason="Gluon has no interpreter: a GPU is needed")
-@pytest.mark.parametrize("tokens", [2, 100, 128, 300, 1500])
-@pytest.mark.parametrize(("k", "features"), [(4096, 6144), (14336, 4096), (256, 80)])
-def test_hoppers_kernels_have_the_bits_of_the_plain_ones(tokens, k, features, device):
-    dtype = torch.bfloat16
-    x, bias = (draw(*shape, device=device).to(dtype) for shape in ((tokens, k), (features,)))
-    residual = draw(tokens, features, device=device).to(dtype)
-    wide = draw(features, k, device=device) / k**0.5
-    eight = scaled_weight(wide, (1, k), torch.float8_e4m3fn)
-    given = reference.quantize(x, eight.input_format)
-    for shape in hopper.SHAPES:
-        for added in (None, bias):
-            out = torch.full_like(residual, torch.nan)
-            hopper.multiply(given, eight, out, added, shape=shape)
-            assert torch.equal(out, scaled.scaled_linear(given, eight, added, tiles=SMALL))
-        stream = residual.clone()
-        hopper.multiply(given, eight, stream, add=True, shape=shape)
-        expected = scaled.scaled_linear_add(given, eight, residual.clone(), tiles=SMALL)
-        assert torch.equal(stream, expected)
-        inner = torch.full_like(residual[:, : features // 2], torch.nan).contiguous()
-        hopper.multiply(given, eight, inner, gated=True, shape=shape)
-        assert torch.equal(inner, silu_mul(scaled.scaled_linear(given, eight, tiles=SMALL)))
-
-
-@pytest.mark.parametrize(
-    ("tokens", "features", "expected"),
-    [
-        (128, 4096, (1, False)),
-        (256, 28672, (2, False)),
-        (128, 28672, (2, True)),
-        (8192, 6144, (2, False)),
-    ],
-)
-def test_hoppers_tiles_fill_the_multiprocessors(tokens, features, expected):
-    shape = hopper.choose_shape(tokens, features, 132)
-    assert (shape.halves, shape.beside) == expected
 
 
 @pytest.mark.parametrize("eight", EIGHT_BITS, ids=str)

@@ -189,7 +189,7 @@ class QuantizedOps(Protocol):
 
         Products of FP8 are added up in float32, in sums of at most 128 products, because the tensor
         cores of Hopper keep fewer bits. Products of INT8 are added up exactly. The order of the
-        sums does not depend on the number of tokens, except that a single token may have its own.
+        sums may depend on the number of tokens, unless the worker runs with `--batch-invariant`.
 
         Args:
             x: `[tokens, in_features]`, quantized in the weight's `input_format`.

@@ -31,6 +31,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from pagewire.worker.ops.contract.quantized import RUN, GroupedWeight
 from pagewire.worker.ops.device import dependent_launch, multiprocessors
 from pagewire.worker.ops.integers import cdiv
+from pagewire.worker.ops.triton.quantized.exchange import shared_sums
 from pagewire.worker.ops.triton.quantized.fragments import BLOCK, LINE
 from pagewire.worker.ops.triton.quantized.hopper import next_stage
 
@@ -187,21 +188,6 @@ def multiply(
         num_warps=4 * shape.consumers,
         maxnreg=shape.registers,
         **launch,
-    )
-
-
-@cache
-def shared_sums(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return memory for the sums of parts, and for a flag of each warp of a part.
-
-    Flags are 0 between launches. A worker allocates both before it captures graphs, when it
-    arranges its first weight.
-    """
-    programs = 3 * multiprocessors(device)
-    sums = programs * 128 * 128
-    return (
-        torch.empty(sums, dtype=torch.float32, device=device),
-        torch.zeros(programs * 8, dtype=torch.int32, device=device),
     )
 
 

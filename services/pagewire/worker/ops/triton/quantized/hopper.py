@@ -1,18 +1,24 @@
 """The GEMM of FP8 weights and inputs for many tokens on Hopper, written in Gluon.
 
-A program has a loader, which is one warp, and two consumers, which are warp groups of four warps.
-The loader copies tiles of inputs and weights to shared memory by TMA. A consumer owns 64 or 128
-tokens and 128 features of the output tile. It multiplies 64 tokens at a time, and adds the sums of
-128 products in float32, because Hopper's tensor cores keep fewer bits. While one consumer adds, the
-other one multiplies; nothing synchronizes them.
+A program has a loader, which is one warp, and consumers, which are warp groups of four warps. The
+loader copies tiles of inputs and weights to shared memory by TMA. A consumer owns 64 or 128 tokens
+and 128 features of the output tile. It multiplies 64 tokens at a time, and adds the sums of 128
+products in float32, because Hopper's tensor cores keep fewer bits. While one consumer adds, another
+one multiplies; nothing synchronizes them.
+
+Inputs are copied in boxes, because rows past the end are slow. Boxes without tokens are not copied,
+and 64 tokens that do not exist are not multiplied.
 
 Programs are persistent, one on each multiprocessor. The loader works ahead into the next tile while
-the consumers store.
+the consumers store. It copies the first weights while the inputs may still be computed.
+
+Where the last round of programs would leave multiprocessors idle, several programs share the
+columns of a tile, in parts. Each stores its sums and waits for the others. Then it adds up the sums
+of some of the tokens, always in the order of the columns. A tile that is not shared has sums in the
+order of `scaled`, and the same bits.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -30,29 +36,25 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagewire.worker.ops.contract.quantized import QuantizedInput, ScaledWeight
 from pagewire.worker.ops.device import dependent_launch, is_hopper, multiprocessors
-from pagewire.worker.ops.integers import cdiv
+from pagewire.worker.ops.triton.quantized import choices
+from pagewire.worker.ops.triton.quantized.choices import Choice, divide, is_shareable
+from pagewire.worker.ops.triton.quantized.exchange import shared_sums
 
-BLOCK_K = gl.constexpr(128)  # products that the tensor cores add up
-HALF = gl.constexpr(64)  # tokens of a matrix instruction
-SIDE = gl.constexpr(128)  # weight rows of a consumer
-# Tiles of tokens whose programs run at once, so that they read the same weights from the L2 cache.
-GROUP = gl.constexpr(8)
-CONSUMER_REGISTERS = gl.constexpr(232)
-LOADER_REGISTERS = gl.constexpr(40)
-# With fewer tokens the tiles of the plain kernel keep more multiprocessors busy. They also do up to
-# MAX_PLAIN_TOKENS tokens, if the smallest tiles fill at most half of the multiprocessors.
-MIN_TOKENS = 128
-MAX_PLAIN_TOKENS = 256
+BLOCK_K = gl.constexpr(choices.BLOCK_K)
+HALF = gl.constexpr(choices.HALF)
+SIDE = gl.constexpr(choices.SIDE)
+MAX_PARTS = gl.constexpr(choices.MAX_PARTS)
+PIECE = gl.constexpr(16)  # tokens whose sums a warp group adds up at once
+# Registers of a thread with two consumers, and with three.
+CONSUMER_REGISTERS = gl.constexpr((232, 160))
+LOADER_REGISTERS = gl.constexpr((40, 32))
 
 
 def is_supported(x: QuantizedInput, weight: ScaledWeight) -> bool:
-    """Tell whether `multiply` can compute this product and is faster than the plain kernel."""
-    tokens, k = x.values.shape
-    tiles = cdiv(tokens, SIDE.value) * cdiv(weight.shape[0], SIDE.value)
+    """Tell whether `multiply` can compute this product."""
+    k = x.values.shape[1]
     return (
-        tokens >= MIN_TOKENS
-        and (tokens > MAX_PLAIN_TOKENS or 2 * tiles > multiprocessors(x.values.device))
-        and is_hopper(x.values.device)
+        is_hopper(x.values.device)
         and weight.values.dtype == torch.float8_e4m3fn
         and weight.block == (1, k)
         and k % BLOCK_K.value == 0
@@ -62,40 +64,14 @@ def is_supported(x: QuantizedInput, weight: ScaledWeight) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The tile of a program: each of two consumers has `halves` times 64 tokens, by 128 features.
-
-    With `beside` the consumers share the tokens, else the features. `stages` tiles of inputs are in
-    shared memory.
-    """
-
-    halves: int
-    beside: bool
-    stages: int
-
-    @property
-    def rows(self) -> int:
-        """Tokens of a tile."""
-        return self.halves * HALF.value * (1 if self.beside else 2)
-
-    @property
-    def columns(self) -> int:
-        """Features of a tile."""
-        return SIDE.value * (2 if self.beside else 1)
-
-
-SHAPES = (Shape(2, False, 4), Shape(2, True, 4), Shape(1, False, 6))
-
-
-def choose_shape(tokens: int, features: int, programs: int) -> Shape:
-    """Choose the shape with the least work: rounds of all programs, times the size of a tile."""
-
-    def cost(shape: Shape) -> float:
-        rounds = cdiv(cdiv(tokens, shape.rows) * cdiv(features, shape.columns), programs)
-        return rounds * (shape.halves + 0.15)
-
-    return min(SHAPES, key=cost)
+def choose(
+    x: QuantizedInput, weight: ScaledWeight, *, gated: bool = False, shared: bool = True
+) -> Choice:
+    """Choose the fastest kernel for this product, as `choices.choose`."""
+    if not is_supported(x, weight):
+        return choices.PLAIN
+    processors = multiprocessors(x.values.device)
+    return choices.choose(x.values.shape[0], *weight.shape, processors, gated, shared)
 
 
 def multiply(
@@ -106,35 +82,44 @@ def multiply(
     *,
     add: bool = False,
     gated: bool = False,
-    shape: Shape | None = None,
+    choice: Choice,
 ) -> None:
     """Store `x @ weight.T + bias` in `out`, with `gated` its `silu_mul`; with `add`, add the
     product to `out`."""
     (tokens, k), rows = x.values.shape, weight.shape[0]
     device = x.values.device
-    shape = shape or choose_shape(tokens, rows, multiprocessors(device))
-    tiles = cdiv(tokens, shape.rows) * cdiv(rows, shape.columns)
-    box = shape.columns
-    if gated:
-        box = SIDE.value // 2
-        tiles = cdiv(tokens, shape.rows) * cdiv(rows // 2, shape.columns // 2)
+    processors, shape = multiprocessors(device), choice.shape
+    assert shape is not None
+    assert is_shareable(shape, choice.parts, tokens, rows, k, processors)
+    work = divide(shape, choice.parts, tokens, rows, processors)
+    sums, flags = (x.scales, x.scales) if choice.parts == 1 else shared_sums(device)
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
     pdl = dependent_launch(device)
     launch = {"launch_pdl": True} if pdl else {}
-    scaled_hopper_kernel[(min(multiprocessors(device), tiles),)](
-        TensorDescriptor.from_tensor(x.values, [shape.rows, BLOCK_K.value], layout),
-        TensorDescriptor.from_tensor(weight.values, [box, BLOCK_K.value], layout),
+    scaled_hopper_kernel[(work.programs,)](
+        TensorDescriptor.from_tensor(x.values, [shape.box, BLOCK_K.value], layout),
+        TensorDescriptor.from_tensor(
+            weight.values, [SIDE.value // 2 if gated else SIDE.value, BLOCK_K.value], layout
+        ),
         x.scales,
         weight.scales,
         weight.scales if bias is None else bias,
         out,
+        sums,
+        flags,
         tokens,
         out.shape[1],
         k,
         x.scales.stride(0),
+        work.whole,
+        work.tiles - work.whole,
+        work.sharers,
+        CONSUMERS=shape.consumers,
         HALVES=shape.halves,
         BESIDE=shape.beside,
         STAGES=shape.stages,
+        GROUP=shape.group,
+        SHARED=choice.parts != 1,
         ADD=add,
         BIAS=bias is not None,
         GATED=gated,
@@ -144,7 +129,7 @@ def multiply(
     )
 
 
-@gluon.jit(do_not_specialize=["tokens", "x_scales_stride"])
+@gluon.jit(do_not_specialize=["tokens", "x_scales_stride", "whole", "rest", "sharers"])
 def scaled_hopper_kernel(
     x_tiles,  # descriptor of [tokens, K]
     weight_tiles,  # descriptor of [features, K]
@@ -152,13 +137,21 @@ def scaled_hopper_kernel(
     weight_scales_ptr,  # [features, 1]
     bias_ptr,  # [features]
     out_ptr,  # [tokens, features]
+    sums_ptr,  # two tiles of sums of each program, if SHARED
+    flags_ptr,  # two counters of each consumer of a shared tile
     tokens,
     features,
     K,
     x_scales_stride,
+    whole,  # tiles that are not shared
+    rest,  # tiles that are shared
+    sharers,  # programs that share them
+    CONSUMERS: gl.constexpr,
     HALVES: gl.constexpr,
     BESIDE: gl.constexpr,
     STAGES: gl.constexpr,
+    GROUP: gl.constexpr,
+    SHARED: gl.constexpr,
     ADD: gl.constexpr,
     BIAS: gl.constexpr,
     GATED: gl.constexpr,
@@ -167,45 +160,83 @@ def scaled_hopper_kernel(
     """Multiply tiles; a consumer has HALVES times 64 tokens, by 128 features.
 
     With BESIDE the consumers share the tokens of a tile, else its features. Each program computes
-    the tile of its number, and then every further one at a distance of the grid's size. The grid is
-    `[multiprocessors]`, or fewer.
+    the tile of its number, and then every further one at a distance of the grid's size. With SHARED
+    the columns of the remaining tiles, one tile after the other, are divided among `sharers`
+    programs. Sharers wait for each other, so the grid is at most `[multiprocessors]`.
+
+    The next kernel may start at once: kernels that quantize, and RoPE after them, read nothing
+    before they wait.
     """
+    if PDL:
+        gdc_launch_dependents()
     dtype: gl.constexpr = x_tiles.dtype
     tiled: gl.constexpr = x_tiles.layout
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
-    ROWS: gl.constexpr = HALVES * HALF * (1 if BESIDE else 2)
-    COLUMNS: gl.constexpr = SIDE * (2 if BESIDE else 1)
-    x_smem = gl.allocate_shared_memory(dtype, [STAGES, ROWS, BLOCK_K], tiled)
-    w_smem = gl.allocate_shared_memory(dtype, [STAGES, COLUMNS, BLOCK_K], tiled)
+    # Sizes of a tensor are powers of two, which those of a tile need not be.
+    LINES: gl.constexpr = HALVES * (1 if BESIDE else CONSUMERS)
+    SIDES: gl.constexpr = CONSUMERS if BESIDE else 1
+    x_smem = gl.allocate_shared_memory(dtype, [STAGES * LINES, HALF, BLOCK_K], tiled)
+    w_smem = gl.allocate_shared_memory(dtype, [STAGES * SIDES, SIDE, BLOCK_K], tiled)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
-        mbarrier.init(empty.index(stage), count=2)
+        mbarrier.init(empty.index(stage), count=CONSUMERS)
     fence_async_shared()
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
-    gl.warp_specialize(
-        [
-            (_consume, (
-                0, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr, tokens, features, K,
-                x_scales_stride, x_smem, w_smem, full, empty, HALVES, BESIDE, STAGES, ADD, BIAS,
-                GATED,
-            )),
-            (_consume, (
-                1, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr, tokens, features, K,
-                x_scales_stride, x_smem, w_smem, full, empty, HALVES, BESIDE, STAGES, ADD, BIAS,
-                GATED,
-            )),
-            (_load, (
-                x_tiles, weight_tiles, tokens, features, K, x_smem, w_smem, full, empty, HALVES,
-                BESIDE, STAGES, GATED,
-            )),
-        ],
-        [4, 1],
-        [CONSUMER_REGISTERS, LOADER_REGISTERS],
-    )  # fmt: skip
+    if CONSUMERS == 2:
+        gl.warp_specialize(
+            [
+                (_consume, (
+                    0, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr, sums_ptr, flags_ptr,
+                    tokens, features, K, x_scales_stride, whole, rest, sharers, x_smem, w_smem,
+                    full, empty, CONSUMERS, HALVES, BESIDE, STAGES, GROUP, SHARED, ADD, BIAS,
+                    GATED, PDL,
+                )),
+                (_consume, (
+                    1, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr, sums_ptr, flags_ptr,
+                    tokens, features, K, x_scales_stride, whole, rest, sharers, x_smem, w_smem,
+                    full, empty, CONSUMERS, HALVES, BESIDE, STAGES, GROUP, SHARED, ADD, BIAS,
+                    GATED, PDL,
+                )),
+                (_load, (
+                    x_tiles, weight_tiles, tokens, features, K, whole, rest, sharers, x_smem,
+                    w_smem, full, empty, CONSUMERS, HALVES, BESIDE, STAGES, GROUP, SHARED, GATED,
+                    PDL,
+                )),
+            ],
+            [4, 1],
+            [CONSUMER_REGISTERS[0], LOADER_REGISTERS[0]],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (_consume, (
+                    0, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr, sums_ptr, flags_ptr,
+                    tokens, features, K, x_scales_stride, whole, rest, sharers, x_smem, w_smem,
+                    full, empty, CONSUMERS, HALVES, BESIDE, STAGES, GROUP, SHARED, ADD, BIAS,
+                    GATED, PDL,
+                )),
+                (_consume, (
+                    1, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr, sums_ptr, flags_ptr,
+                    tokens, features, K, x_scales_stride, whole, rest, sharers, x_smem, w_smem,
+                    full, empty, CONSUMERS, HALVES, BESIDE, STAGES, GROUP, SHARED, ADD, BIAS,
+                    GATED, PDL,
+                )),
+                (_consume, (
+                    2, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr, sums_ptr, flags_ptr,
+                    tokens, features, K, x_scales_stride, whole, rest, sharers, x_smem, w_smem,
+                    full, empty, CONSUMERS, HALVES, BESIDE, STAGES, GROUP, SHARED, ADD, BIAS,
+                    GATED, PDL,
+                )),
+                (_load, (
+                    x_tiles, weight_tiles, tokens, features, K, whole, rest, sharers, x_smem,
+                    w_smem, full, empty, CONSUMERS, HALVES, BESIDE, STAGES, GROUP, SHARED, GATED,
+                    PDL,
+                )),
+            ],
+            [4, 4, 1],
+            [CONSUMER_REGISTERS[1], CONSUMER_REGISTERS[1], LOADER_REGISTERS[1]],
+        )  # fmt: skip
 
 
 @gluon.jit
@@ -216,13 +247,52 @@ def next_stage(stage, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def _place(tile, token_tiles, feature_tiles):
-    """Return the place of a tile: groups of GROUP tiles of tokens, then features, then tokens."""
+def _place(tile, token_tiles, feature_tiles, GROUP: gl.constexpr):
+    """Return the place of a tile: groups of GROUP tiles of tokens, then features, then tokens.
+
+    The tiles of the last tokens may be less work. The order of the tokens turns in each round, so
+    that they do not all belong to the same programs.
+    """
     a_group = GROUP * feature_tiles
     first = tile // a_group * GROUP
     height = gl.minimum(token_tiles - first, GROUP)
     within = tile % a_group
-    return first + within % height, within // height
+    feature = within // height
+    turn = feature * height // gl.num_programs(0)
+    return first + (within + turn) % height, feature
+
+
+@gluon.jit
+def _count(blocks, whole, rest, sharers, SHARED: gl.constexpr):
+    """Return the number of tiles that only this program computes, and of all its tiles."""
+    program = gl.program_id(0)
+    own = (whole - program + gl.num_programs(0) - 1) // gl.num_programs(0)
+    count = own
+    if SHARED:
+        units = rest * blocks
+        begin = program * units // sharers
+        end = (program + 1) * units // sharers
+        count += gl.where(program < sharers, (end - 1) // blocks - begin // blocks + 1, 0)
+    return own, count
+
+
+@gluon.jit
+def _item(item, own, blocks, whole, rest, sharers, SHARED: gl.constexpr):
+    """Return the tile number `item` of this program, and its part of the tile's columns."""
+    program = gl.program_id(0)
+    tile = program + item * gl.num_programs(0)
+    first = 0
+    last = blocks
+    if SHARED:
+        units = rest * blocks
+        begin = program * units // sharers
+        end = (program + 1) * units // sharers
+        at = begin // blocks + item - own
+        is_shared = item >= own
+        tile = gl.where(is_shared, whole + at, tile)
+        first = gl.where(is_shared, gl.maximum(begin - at * blocks, 0), 0)
+        last = gl.where(is_shared, gl.minimum(end - at * blocks, blocks), blocks)
+    return tile, first, last
 
 
 @gluon.jit
@@ -232,47 +302,135 @@ def _load(
     tokens,
     features,
     K,
+    whole,
+    rest,
+    sharers,
     x_smem,
     w_smem,
     full,
     empty,
+    CONSUMERS: gl.constexpr,
     HALVES: gl.constexpr,
     BESIDE: gl.constexpr,
     STAGES: gl.constexpr,
+    GROUP: gl.constexpr,
+    SHARED: gl.constexpr,
     GATED: gl.constexpr,
+    PDL: gl.constexpr,
 ):
-    """Load the tiles of inputs and weights; with GATED, for each consumer half a tile of gates and
-    the values that belong to them."""
-    ROWS: gl.constexpr = HALVES * HALF * (1 if BESIDE else 2)
-    COLUMNS: gl.constexpr = SIDE * (2 if BESIDE else 1)
+    """Load the tiles; the first weights load while inputs may still be computed."""
+    ROWS: gl.constexpr = HALVES * HALF * (1 if BESIDE else CONSUMERS)
+    COLUMNS: gl.constexpr = SIDE * (CONSUMERS if BESIDE else 1)
     OUTPUTS: gl.constexpr = COLUMNS // 2 if GATED else COLUMNS
-    PART: gl.constexpr = SIDE // 2
+    BOX: gl.constexpr = x_tiles.block_shape[0]
     token_tiles = gl.cdiv(tokens, ROWS)
     feature_tiles = gl.cdiv(features, OUTPUTS)
-    stage = 0
-    phase = 1
-    for tile in range(gl.program_id(0), token_tiles * feature_tiles, gl.num_programs(0)):
-        row, column = _place(tile, token_tiles, feature_tiles)
-        for start in range(0, K, BLOCK_K):
+    blocks = K // BLOCK_K
+    own, count = _count(blocks, whole, rest, sharers, SHARED)
+    tile, first, last = _item(0, own, blocks, whole, rest, sharers, SHARED)
+    row, column = _place(tile, token_tiles, feature_tiles, GROUP)
+    boxes = gl.minimum(gl.cdiv(tokens - row * ROWS, BOX), ROWS // BOX)
+    ahead = gl.minimum(last - first, STAGES)
+    for early in gl.static_range(STAGES):
+        there = early < ahead
+        _expect(full, early, boxes, there, ROWS, COLUMNS, BOX)
+        _load_weights(
+            weight_tiles, column, first + early, features, w_smem, full, early, there, COLUMNS,
+            GATED,
+        )  # fmt: skip
+    if PDL:
+        gdc_wait()
+    for early in gl.static_range(STAGES):
+        _load_inputs(
+            x_tiles, row * ROWS, first + early, x_smem, full, early, boxes, early < ahead, ROWS, BOX
+        )
+    stage = gl.where(ahead == STAGES, 0, ahead)
+    phase = gl.where(ahead == STAGES, 0, 1)
+    for item in range(count):
+        tile, first, last = _item(item, own, blocks, whole, rest, sharers, SHARED)
+        row, column = _place(tile, token_tiles, feature_tiles, GROUP)
+        boxes = gl.minimum(gl.cdiv(tokens - row * ROWS, BOX), ROWS // BOX)
+        for block in range(first + gl.where(item == 0, ahead, 0), last):
             mbarrier.wait(empty.index(stage), phase)
-            mbarrier.expect(full.index(stage), (ROWS + COLUMNS) * BLOCK_K)
-            tma.async_copy_global_to_shared(
-                x_tiles, [row * ROWS, start], full.index(stage), x_smem.index(stage)
+            _expect(full, stage, boxes, True, ROWS, COLUMNS, BOX)
+            _load_weights(
+                weight_tiles, column, block, features, w_smem, full, stage, True, COLUMNS, GATED
             )
-            if GATED:
-                for part in gl.static_range(COLUMNS // PART):
-                    first = column * OUTPUTS + part // 2 * PART + part % 2 * features
-                    tma.async_copy_global_to_shared(
-                        weight_tiles,
-                        [first, start],
-                        full.index(stage),
-                        w_smem.index(stage).slice(part * PART, PART),
-                    )
-            else:
-                tma.async_copy_global_to_shared(
-                    weight_tiles, [column * COLUMNS, start], full.index(stage), w_smem.index(stage)
-                )
+            _load_inputs(x_tiles, row * ROWS, block, x_smem, full, stage, boxes, True, ROWS, BOX)
             stage, phase = next_stage(stage, phase, STAGES)
+
+
+@gluon.jit
+def _expect(
+    full,
+    stage,
+    boxes,
+    there,
+    ROWS: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    BOX: gl.constexpr,
+):
+    """Let a stage expect the bytes of a block; their number must be known to the compiler."""
+    for held in gl.static_range(1, ROWS // BOX + 1):
+        mbarrier.expect(
+            full.index(stage), (held * BOX + COLUMNS) * BLOCK_K, pred=there & (boxes == held)
+        )
+
+
+@gluon.jit
+def _load_weights(
+    weight_tiles,
+    column,
+    block,
+    features,
+    w_smem,
+    full,
+    stage,
+    there,
+    COLUMNS: gl.constexpr,
+    GATED: gl.constexpr,
+):
+    """Load 128 columns of the weights; with GATED, for each consumer 64 gates and the 64 values
+    that belong to them."""
+    PART: gl.constexpr = weight_tiles.block_shape[0]
+    for part in gl.static_range(COLUMNS // PART):
+        if GATED:
+            first = column * (COLUMNS // 2) + part // 2 * PART + part % 2 * features
+        else:
+            first = column * COLUMNS + part * PART
+        tma.async_copy_global_to_shared(
+            weight_tiles,
+            [first, block * BLOCK_K],
+            full.index(stage),
+            w_smem.index(stage * (COLUMNS // SIDE) + part * PART // SIDE).slice(
+                part * PART % SIDE, PART
+            ),
+            pred=there,
+        )
+
+
+@gluon.jit
+def _load_inputs(
+    x_tiles,
+    token,
+    block,
+    x_smem,
+    full,
+    stage,
+    boxes,
+    there,
+    ROWS: gl.constexpr,
+    BOX: gl.constexpr,
+):
+    """Load 128 columns of the inputs, only the boxes that hold tokens."""
+    for i in gl.static_range(ROWS // BOX):
+        tma.async_copy_global_to_shared(
+            x_tiles,
+            [token + i * BOX, block * BLOCK_K],
+            full.index(stage),
+            x_smem.index(stage * (ROWS // HALF) + i * BOX // HALF).slice(i * BOX % HALF, BOX),
+            pred=there & (i < boxes),
+        )
 
 
 @gluon.jit
@@ -282,69 +440,306 @@ def _consume(
     weight_scales_ptr,
     bias_ptr,
     out_ptr,
+    sums_ptr,
+    flags_ptr,
     tokens,
     features,
     K,
     x_scales_stride,
+    whole,
+    rest,
+    sharers,
     x_smem,
     w_smem,
     full,
     empty,
+    CONSUMERS: gl.constexpr,
     HALVES: gl.constexpr,
     BESIDE: gl.constexpr,
     STAGES: gl.constexpr,
+    GROUP: gl.constexpr,
+    SHARED: gl.constexpr,
     ADD: gl.constexpr,
     BIAS: gl.constexpr,
     GATED: gl.constexpr,
+    PDL: gl.constexpr,
 ):
     """Multiply a consumer's part of each tile, and store it."""
-    ROWS: gl.constexpr = HALVES * HALF * (1 if BESIDE else 2)
-    COLUMNS: gl.constexpr = SIDE * (2 if BESIDE else 1)
+    ROWS: gl.constexpr = HALVES * HALF * (1 if BESIDE else CONSUMERS)
+    COLUMNS: gl.constexpr = SIDE * (CONSUMERS if BESIDE else 1)
     OUTPUTS: gl.constexpr = COLUMNS // 2 if GATED else COLUMNS
-    of_sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SIDE, 32])
     first_row: gl.constexpr = 0 if BESIDE else consumer * HALVES * HALF
     first_column: gl.constexpr = consumer * SIDE if BESIDE else 0
+    # Of the sums of a program's tile, those of this consumer.
+    AREA: gl.constexpr = HALVES * HALF * SIDE
+    if PDL:
+        gdc_wait()
     token_tiles = gl.cdiv(tokens, ROWS)
     feature_tiles = gl.cdiv(features, OUTPUTS)
+    blocks = K // BLOCK_K
+    own, count = _count(blocks, whole, rest, sharers, SHARED)
+    stage = gl.to_tensor(0)
+    phase = gl.to_tensor(0)
+    for item in range(count):
+        tile, first, last = _item(item, own, blocks, whole, rest, sharers, SHARED)
+        row, column = _place(tile, token_tiles, feature_tiles, GROUP)
+        first_token = row * ROWS + first_row
+        first_feature = column * OUTPUTS + first_column // (2 if GATED else 1)
+        if first_token + (HALVES - 1) * HALF < tokens:
+            upper, lower, stage, phase = _sum(
+                first, last, stage, phase, x_smem, w_smem, full, empty, first_row // HALF,
+                first_column // SIDE, ROWS // HALF, COLUMNS // SIDE, HALVES, STAGES,
+            )  # fmt: skip
+        elif first_token < tokens:
+            upper, lower, stage, phase = _sum(
+                first, last, stage, phase, x_smem, w_smem, full, empty, first_row // HALF,
+                first_column // SIDE, ROWS // HALF, COLUMNS // SIDE, HALVES - 1, STAGES,
+            )  # fmt: skip
+        else:
+            upper, lower, stage, phase = _sum(
+                first, last, stage, phase, x_smem, w_smem, full, empty, first_row // HALF,
+                first_column // SIDE, ROWS // HALF, COLUMNS // SIDE, 0, STAGES,
+            )  # fmt: skip
+        is_whole = last - first == blocks
+        if SHARED:
+            slot = 2 * gl.program_id(0) + gl.maximum(item - own, 0)
+            sums = sums_ptr + (slot * CONSUMERS + consumer) * AREA
+        for half in gl.static_range(HALVES):
+            if first_token + half * HALF < tokens:
+                part = lower if half else upper
+                if is_whole:
+                    _store(
+                        part, first_token + half * HALF, first_feature, x_scales_ptr,
+                        weight_scales_ptr, bias_ptr, out_ptr, tokens, features, x_scales_stride,
+                        ADD, BIAS, GATED,
+                    )  # fmt: skip
+                if SHARED:  # noqa: SIM102 (known to the compiler)
+                    if not is_whole:
+                        _store_sums(part, sums + half * HALF * SIDE)
+        if SHARED:  # noqa: SIM102
+            if (not is_whole) & (first_token < tokens):
+                _signal(_flags(flags_ptr, tile - whole, consumer, CONSUMERS))
+    if SHARED:
+        units = rest * blocks
+        for item in range(own, count):
+            tile, first, last = _item(item, own, blocks, whole, rest, sharers, SHARED)
+            row, column = _place(tile, token_tiles, feature_tiles, GROUP)
+            first_token = row * ROWS + first_row
+            if (last - first < blocks) & (first_token < tokens):
+                at = tile - whole
+                # The programs of the tile's first and last columns.
+                begin = ((at * blocks + 1) * sharers - 1) // units
+                parts = ((at + 1) * blocks * sharers - 1) // units - begin + 1
+                part = gl.program_id(0) - begin
+                held = gl.minimum(tokens - first_token, HALVES * HALF)
+                pieces = gl.cdiv(held, PIECE)
+                flags = _flags(flags_ptr, at, consumer, CONSUMERS)
+                _await(flags, 4 * parts)
+                for piece in range(part * pieces // parts, (part + 1) * pieces // parts):
+                    _fold(
+                        sums_ptr + consumer * AREA + piece * PIECE * SIDE, CONSUMERS * AREA, at,
+                        begin, parts, blocks, units, sharers, first_token + piece * PIECE,
+                        column * OUTPUTS + first_column // (2 if GATED else 1), x_scales_ptr,
+                        weight_scales_ptr, bias_ptr, out_ptr, tokens, features, x_scales_stride,
+                        ADD, BIAS, GATED,
+                    )  # fmt: skip
+                _depart(flags, 4 * parts)
+
+
+@gluon.jit
+def _sum(
+    first,
+    last,
+    stage,
+    phase,
+    x_smem,
+    w_smem,
+    full,
+    empty,
+    first_line: gl.constexpr,
+    side: gl.constexpr,
+    LINES: gl.constexpr,
+    SIDES: gl.constexpr,
+    COUNT: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """Add up the products of COUNT times 64 tokens; with 0, only free the stages."""
+    of_sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SIDE, 32])
     none = gl.zeros([HALF, SIDE], gl.float32, layout=of_sums)
-    stage = 0
-    phase = 0
-    for tile in range(gl.program_id(0), token_tiles * feature_tiles, gl.num_programs(0)):
-        upper = gl.zeros([HALF, SIDE], gl.float32, layout=of_sums)
-        lower = gl.zeros([HALF, SIDE], gl.float32, layout=of_sums)
-        for _ in range(0, K, BLOCK_K):
-            mbarrier.wait(full.index(stage), phase)
-            x = x_smem.index(stage)
-            w = w_smem.index(stage).slice(first_column, SIDE).permute((1, 0))
+    upper = gl.zeros([HALF, SIDE], gl.float32, layout=of_sums)
+    lower = gl.zeros([HALF, SIDE], gl.float32, layout=of_sums)
+    for _ in range(first, last):
+        mbarrier.wait(full.index(stage), phase)
+        if COUNT > 0:
+            w = w_smem.index(stage * SIDES + side).permute((1, 0))
             part = warpgroup_mma(
-                x.slice(first_row, HALF), w, none,
+                x_smem.index(stage * LINES + first_line), w, none,
                 use_acc=False, is_async=True, max_num_imprecise_acc=BLOCK_K,
             )  # fmt: skip
             part = warpgroup_mma_wait(0, deps=(part,))
-            if HALVES == 1:
+            if COUNT == 1:
                 mbarrier.arrive(empty.index(stage))
             upper += part
-            if HALVES == 2:
+            if COUNT == 2:
                 part = warpgroup_mma(
-                    x.slice(first_row + HALF, HALF), w, none,
+                    x_smem.index(stage * LINES + first_line + 1), w, none,
                     use_acc=False, is_async=True, max_num_imprecise_acc=BLOCK_K,
                 )  # fmt: skip
                 part = warpgroup_mma_wait(0, deps=(part,))
                 mbarrier.arrive(empty.index(stage))
                 lower += part
-            stage, phase = next_stage(stage, phase, STAGES)
-        row, column = _place(tile, token_tiles, feature_tiles)
-        first_token = row * ROWS + first_row
-        first_feature = column * OUTPUTS + first_column // (2 if GATED else 1)
-        _store(
-            upper, first_token, first_feature, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr,
-            tokens, features, x_scales_stride, ADD, BIAS, GATED,
-        )  # fmt: skip
-        if HALVES == 2:
-            _store(
-                lower, first_token + HALF, first_feature, x_scales_ptr, weight_scales_ptr, bias_ptr,
-                out_ptr, tokens, features, x_scales_stride, ADD, BIAS, GATED,
-            )  # fmt: skip
+        else:
+            mbarrier.arrive(empty.index(stage))
+        stage, phase = next_stage(stage, phase, STAGES)
+    return upper, lower, stage, phase
+
+
+@gluon.jit
+def _store_sums(sums, to):
+    """Store the sums of 64 tokens for the other programs of the tile."""
+    layout: gl.constexpr = sums.type.layout
+    token = gl.arange(0, HALF, layout=gl.SliceLayout(1, layout))
+    row = gl.arange(0, SIDE, layout=gl.SliceLayout(0, layout))
+    gl.store(to + token[:, None] * SIDE + row[None, :], sums)
+
+
+@gluon.jit
+def _flags(flags_ptr, at, consumer: gl.constexpr, CONSUMERS: gl.constexpr):
+    """Return the addresses of the counters of a shared tile, the same in every thread."""
+    thread = gl.arange(0, 128, layout=gl.BlockedLayout([1], [32], [4], [0]))
+    return flags_ptr + (at * CONSUMERS + consumer) * 2 + thread * 0
+
+
+@gluon.jit
+def _signal(flags):
+    """Count this warp. All programs see the warp's earlier stores before the count."""
+    gl.inline_asm_elementwise(
+        "{ .reg .pred p; .reg .b32 lane; bar.warp.sync 0xffffffff; mov.u32 lane, %laneid; "
+        "setp.eq.u32 p, lane, 0; @p red.release.gpu.global.add.u32 [$1], 1; mov.b32 $0, 0; }",
+        "=r,l",
+        [flags],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _await(flags, warps):
+    """Wait until `warps` warps are counted."""
+    gl.inline_asm_elementwise(
+        "{ .reg .pred p; .reg .b32 seen; "
+        "again: ld.acquire.gpu.global.b32 seen, [$1]; setp.lt.u32 p, seen, $2; @p bra again; "
+        "bar.warp.sync 0xffffffff; mov.b32 $0, 0; }",
+        "=r,l,r",
+        [flags, warps],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _depart(flags, warps):
+    """Count this warp as done with the tile. The last of `warps` warps resets both counters."""
+    gl.inline_asm_elementwise(
+        "{ .reg .pred p, q; .reg .b32 lane, before, last; bar.warp.sync 0xffffffff; "
+        "mov.u32 lane, %laneid; setp.eq.u32 p, lane, 0; mov.b32 before, 0; sub.u32 last, $2, 1; "
+        "@p atom.acq_rel.gpu.global.add.u32 before, [$1+4], 1; "
+        "setp.eq.and.u32 q, before, last, p; "
+        "@q st.relaxed.gpu.global.b32 [$1], 0; @q st.relaxed.gpu.global.b32 [$1+4], 0; "
+        "mov.b32 $0, 0; }",
+        "=r,l,r",
+        [flags, warps],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _fold(
+    sums_ptr,
+    slot_size,
+    at,
+    begin,
+    parts,
+    blocks,
+    units,
+    sharers,
+    first_token,
+    first_feature,
+    x_scales_ptr,
+    weight_scales_ptr,
+    bias_ptr,
+    out_ptr,
+    tokens,
+    features,
+    x_scales_stride,
+    ADD: gl.constexpr,
+    BIAS: gl.constexpr,
+    GATED: gl.constexpr,
+):
+    """Add up the sums of PIECE tokens of all parts of a tile, and store the products."""
+    OUTPUTS: gl.constexpr = SIDE // 2 if GATED else SIDE
+    layout: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4]] if GATED else [[0, 1], [0, 2], [0, 4], [8, 0]],
+        [[0, 8], [0, 16], [0, 32], [1, 0], [2, 0]]
+        if GATED
+        else [[0, 8], [0, 16], [0, 32], [0, 64], [1, 0]],
+        [[4, 0], [8, 0]] if GATED else [[2, 0], [4, 0]],
+        [],
+        [PIECE, OUTPUTS],
+    )
+    dtype: gl.constexpr = out_ptr.dtype.element_ty
+    place = gl.arange(0, PIECE, layout=gl.SliceLayout(1, layout))
+    output = gl.arange(0, OUTPUTS, layout=gl.SliceLayout(0, layout))
+    inner = place[:, None] * SIDE + output[None, :]
+    first = gl.zeros([PIECE, OUTPUTS], gl.float32, layout=layout)
+    second = gl.zeros([PIECE, OUTPUTS], gl.float32, layout=layout)
+    for other in gl.static_range(MAX_PARTS):
+        program = begin + other
+        # A program's second part of a tile is in its second slot.
+        slot = 2 * program + at - program * units // sharers // blocks
+        from_ptr = sums_ptr + slot * slot_size + inner
+        mask = (inner >= 0) & (other < parts)
+        first += gl.load(from_ptr, mask=mask, other=0.0, volatile=True)
+        if GATED:
+            second += gl.load(from_ptr + OUTPUTS, mask=mask, other=0.0, volatile=True)
+    token = first_token + place
+    feature = first_feature + output
+    held = feature < features
+    x_scale = gl.load(x_scales_ptr + token * x_scales_stride, mask=token < tokens, other=0.0)
+    first = _scaled(first, x_scale, feature, held, weight_scales_ptr, bias_ptr, BIAS)
+    if GATED:
+        second = _scaled(
+            second, x_scale, feature + features, held, weight_scales_ptr, bias_ptr, BIAS
+        )
+        gate = first.to(dtype).to(gl.float32)
+        first = gate / (1.0 + gl.exp(-gate)) * second.to(dtype).to(gl.float32)
+    _write(first.to(dtype), token, feature, out_ptr, tokens, features, ADD)
+
+
+@gluon.jit
+def _scaled(sums, x_scale, row, held, weight_scales_ptr, bias_ptr, BIAS: gl.constexpr):
+    """Return the sums with their scales and the bias; `row` are rows of the weight."""
+    sums *= x_scale[:, None] * gl.load(weight_scales_ptr + row, mask=held, other=0.0)[None, :]
+    if BIAS:
+        sums += gl.load(bias_ptr + row, mask=held, other=0.0).to(gl.float32)[None, :]
+    return sums
+
+
+@gluon.jit
+def _write(result, token, feature, out_ptr, tokens, features, ADD: gl.constexpr):
+    """Store results, or add them to the values stored before."""
+    dtype: gl.constexpr = out_ptr.dtype.element_ty
+    out = out_ptr + (token.to(gl.int64) * features)[:, None] + feature[None, :]
+    mask = (token < tokens)[:, None] & (feature < features)[None, :]
+    if ADD:
+        residual = gl.load(out, mask=mask, other=0.0)
+        summed = result.to(gl.float32) + residual.to(gl.float32)
+        result = summed.to(dtype)
+    gl.store(out, result, mask=mask)
 
 
 @gluon.jit
@@ -389,9 +784,7 @@ def _store(
         row = feature + row // OUTPUTS * features
     else:
         row = feature
-    sums *= x_scale[:, None] * gl.load(weight_scales_ptr + row, mask=held, other=0.0)[None, :]
-    if BIAS:
-        sums += gl.load(bias_ptr + row, mask=held, other=0.0).to(gl.float32)[None, :]
+    sums = _scaled(sums, x_scale, row, held, weight_scales_ptr, bias_ptr, BIAS)
     if GATED:
         halves = gl.reshape(sums.to(dtype).to(gl.float32), [HALF, 2, OUTPUTS])
         gate, up = gl.split(gl.permute(halves, (0, 2, 1)))
@@ -399,10 +792,4 @@ def _store(
     result = gl.convert_layout(sums.to(dtype), of_store)
     token = first_token + gl.arange(0, HALF, layout=gl.SliceLayout(1, of_store))
     feature = first_feature + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(0, of_store))
-    out = out_ptr + (token.to(gl.int64) * features)[:, None] + feature[None, :]
-    mask = (token < tokens)[:, None] & (feature < features)[None, :]
-    if ADD:
-        residual = gl.load(out, mask=mask, other=0.0)
-        summed = result.to(gl.float32) + residual.to(gl.float32)
-        result = summed.to(dtype)
-    gl.store(out, result, mask=mask)
+    _write(result, token, feature, out_ptr, tokens, features, ADD)

@@ -22,6 +22,7 @@ from pagewire.worker.ops.triton.quantized import (
     scaled,
     vector,
 )
+from pagewire.worker.ops.triton.quantized.exchange import shared_sums
 from pagewire.worker.ops.triton.quantized.fragments import arrange, is_supported
 from pagewire.worker.ops.triton.quantized.matrices import widen
 from pagewire.worker.ops.triton.rowwise.quantize import norm_quantize, quantize, silu_mul_quantize
@@ -39,7 +40,7 @@ def arranged(weight: GroupedWeight) -> GroupedWeight:
     device = weight.values.device
     if not (is_hopper(device) and is_supported(weight)):
         return weight
-    fragment_gemm.shared_sums(device)
+    shared_sums(device)
     return arrange(weight)
 
 
@@ -48,7 +49,7 @@ def scaled_linear(
 ) -> Tensor:
     """Implement `QuantizedOps.scaled_linear`; `out` is contiguous."""
     if x.values.shape[0] != 1:
-        return scaled.scaled_linear(x, weight, bias, out)
+        return scaled.scaled_linear(x, weight, bias, out, shared=True)
     if out is None:
         out = x.values.new_empty((1, weight.shape[0]), dtype=x.dtype)
     vector.multiply_scaled(x, weight, out, bias, add=False)
@@ -58,7 +59,7 @@ def scaled_linear(
 def scaled_linear_add(x: QuantizedInput, weight: ScaledWeight, residual: Tensor) -> Tensor:
     """Implement `QuantizedOps.scaled_linear_add`; `residual` is contiguous."""
     if x.values.shape[0] != 1:
-        return scaled.scaled_linear_add(x, weight, residual)
+        return scaled.scaled_linear_add(x, weight, residual, shared=True)
     vector.multiply_scaled(x, weight, residual, None, add=True)
     return residual
 
@@ -101,7 +102,8 @@ def norm_quantize_swiglu_add(
         quantized = norm_quantize(residual, norm_weight, eps, gate_up.input_format)
         if len(residual) in GATED_TOKENS and hopper.is_supported(quantized, gate_up):
             inner = residual.new_empty((len(residual), down.shape[1]))
-            hopper.multiply(quantized, gate_up, inner, gated=True)
+            choice = hopper.choose(quantized, gate_up, gated=True)
+            hopper.multiply(quantized, gate_up, inner, gated=True, choice=choice)
             return quantize_linear_add(inner, down, residual)
         both = scaled_linear(quantized, gate_up)
         return scaled_linear_add(silu_mul_quantize(both, down.input_format), down, residual)

@@ -100,18 +100,27 @@ def scaled_linear(
     out: Tensor | None = None,
     *,
     tiles: Tiles | None = None,
+    shared: bool = False,
 ) -> Tensor:
-    """Implement `QuantizedOps.scaled_linear`; `out` is contiguous."""
+    """Implement `QuantizedOps.scaled_linear`; `out` is contiguous.
+
+    With `shared`, programs may share tiles, so that the bits depend on the number of tokens.
+    """
     if out is None:
         out = x.values.new_empty((x.values.shape[0], weight.shape[0]), dtype=x.dtype)
-    return _launch(x, weight, out, bias, tiles)
+    return _launch(x, weight, out, bias, tiles, shared)
 
 
 def scaled_linear_add(
-    x: QuantizedInput, weight: ScaledWeight, residual: Tensor, *, tiles: Tiles | None = None
+    x: QuantizedInput,
+    weight: ScaledWeight,
+    residual: Tensor,
+    *,
+    tiles: Tiles | None = None,
+    shared: bool = False,
 ) -> Tensor:
-    """Implement `QuantizedOps.scaled_linear_add`; `residual` is contiguous."""
-    return _launch(x, weight, residual, None, tiles, add=True)
+    """Implement `QuantizedOps.scaled_linear_add`; `residual` is contiguous; `shared` as above."""
+    return _launch(x, weight, residual, None, tiles, shared, add=True)
 
 
 def _launch(
@@ -120,6 +129,7 @@ def _launch(
     out: Tensor,
     bias: Tensor | None,
     tiles: Tiles | None,
+    shared: bool,
     add: bool = False,
 ) -> Tensor:
     (tokens, k), features = x.values.shape, weight.shape[0]
@@ -127,9 +137,11 @@ def _launch(
         return out
     blocked = weight.block[1] < k
     assert not blocked or weight.block[1] == BLOCK_K
-    if tiles is None and hopper.is_supported(x, weight):
-        hopper.multiply(x, weight, out, bias, add=add)
-        return out
+    if tiles is None:
+        choice = hopper.choose(x, weight, shared=shared)
+        if choice.shape is not None:
+            hopper.multiply(x, weight, out, bias, add=add, choice=choice)
+            return out
     tiles = tiles or choose_tiles(tokens, features)
     pdl = dependent_launch(x.values.device)
     _scaled_kernel[(cdiv(features, tiles.rows) * cdiv(tokens, tiles.tokens),)](
