@@ -227,6 +227,7 @@ class TestChoice:
         found = {192: Choice(THREE, 4), 256: Choice(TALL)}
         monkeypatch.setattr(choices, "TILES", {(640, 256, False): found})
         choose.cache_clear()
+        assert choose_on_h200(64, 640, 256) == PLAIN
         assert choose_on_h200(145, 640, 256) == Choice(THREE, 4)
         assert choose_on_h200(192, 640, 256) == Choice(THREE, 4)
         assert choose_on_h200(193, 640, 256) == Choice(TALL)
@@ -239,7 +240,7 @@ class TestChoice:
             before = 1
             for limit, choice in sorted(buckets.items()):
                 assert not gated or choice != PLAIN
-                for tokens in {before, limit}:
+                for tokens in {max(before, choices.MIN_TOKENS), limit}:
                     chosen = choose_on_h200(tokens, rows, k, gated)
                     if chosen.shape is not None:
                         assert is_shareable(chosen.shape, chosen.parts, tokens, rows, k, H200)

@@ -24,7 +24,8 @@ class Shape:
 
     With `beside` the consumers share the tokens, else the features. `stages` tiles of inputs are in
     shared memory. Inputs are copied in boxes of `box` tokens. `group` tiles of tokens run at once,
-    so that they read the same weights from the L2 cache.
+    so that they read the same weights from the L2 cache. Each consumer begins `skew` clocks after
+    the one before, so that one multiplies while another stores.
     """
 
     consumers: int
@@ -33,6 +34,7 @@ class Shape:
     stages: int
     box: int = 64
     group: int = 8
+    skew: int = 0
 
     @property
     def rows(self) -> int:
@@ -68,7 +70,8 @@ class Choice:
 PLAIN = Choice(None)
 
 # The fastest choices, by weight rows, K, and whether the product computes SiLU times values. The
-# keys inside are numbers of tokens: a choice holds up to its number.
+# keys inside are numbers of tokens: a choice holds from the number before it, or from MIN_TOKENS,
+# up to its own number.
 TILES: dict[tuple[int, int, bool], dict[int, Choice]] = {}
 
 
@@ -90,6 +93,8 @@ def choose(
 
 
 def _measured(tokens: int, rows: int, k: int, gated: bool) -> Choice | None:
+    if tokens < MIN_TOKENS:
+        return None
     buckets = TILES.get((rows, k, gated), {})
     return next((buckets[limit] for limit in sorted(buckets) if tokens <= limit), None)
 

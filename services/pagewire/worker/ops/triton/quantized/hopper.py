@@ -119,6 +119,7 @@ def multiply(
         BESIDE=shape.beside,
         STAGES=shape.stages,
         GROUP=shape.group,
+        SKEW=shape.skew,
         SHARED=choice.parts != 1,
         ADD=add,
         BIAS=bias is not None,
@@ -151,6 +152,7 @@ def scaled_hopper_kernel(
     BESIDE: gl.constexpr,
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
+    SKEW: gl.constexpr,
     SHARED: gl.constexpr,
     ADD: gl.constexpr,
     BIAS: gl.constexpr,
@@ -189,14 +191,14 @@ def scaled_hopper_kernel(
                 (_consume, (
                     0, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr, sums_ptr, flags_ptr,
                     tokens, features, K, x_scales_stride, whole, rest, sharers, x_smem, w_smem,
-                    full, empty, CONSUMERS, HALVES, BESIDE, STAGES, GROUP, SHARED, ADD, BIAS,
-                    GATED, PDL,
+                    full, empty, CONSUMERS, HALVES, BESIDE, STAGES, GROUP, SKEW, SHARED, ADD,
+                    BIAS, GATED, PDL,
                 )),
                 (_consume, (
                     1, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr, sums_ptr, flags_ptr,
                     tokens, features, K, x_scales_stride, whole, rest, sharers, x_smem, w_smem,
-                    full, empty, CONSUMERS, HALVES, BESIDE, STAGES, GROUP, SHARED, ADD, BIAS,
-                    GATED, PDL,
+                    full, empty, CONSUMERS, HALVES, BESIDE, STAGES, GROUP, SKEW, SHARED, ADD,
+                    BIAS, GATED, PDL,
                 )),
                 (_load, (
                     x_tiles, weight_tiles, tokens, features, K, whole, rest, sharers, x_smem,
@@ -213,20 +215,20 @@ def scaled_hopper_kernel(
                 (_consume, (
                     0, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr, sums_ptr, flags_ptr,
                     tokens, features, K, x_scales_stride, whole, rest, sharers, x_smem, w_smem,
-                    full, empty, CONSUMERS, HALVES, BESIDE, STAGES, GROUP, SHARED, ADD, BIAS,
-                    GATED, PDL,
+                    full, empty, CONSUMERS, HALVES, BESIDE, STAGES, GROUP, SKEW, SHARED, ADD,
+                    BIAS, GATED, PDL,
                 )),
                 (_consume, (
                     1, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr, sums_ptr, flags_ptr,
                     tokens, features, K, x_scales_stride, whole, rest, sharers, x_smem, w_smem,
-                    full, empty, CONSUMERS, HALVES, BESIDE, STAGES, GROUP, SHARED, ADD, BIAS,
-                    GATED, PDL,
+                    full, empty, CONSUMERS, HALVES, BESIDE, STAGES, GROUP, SKEW, SHARED, ADD,
+                    BIAS, GATED, PDL,
                 )),
                 (_consume, (
                     2, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr, sums_ptr, flags_ptr,
                     tokens, features, K, x_scales_stride, whole, rest, sharers, x_smem, w_smem,
-                    full, empty, CONSUMERS, HALVES, BESIDE, STAGES, GROUP, SHARED, ADD, BIAS,
-                    GATED, PDL,
+                    full, empty, CONSUMERS, HALVES, BESIDE, STAGES, GROUP, SKEW, SHARED, ADD,
+                    BIAS, GATED, PDL,
                 )),
                 (_load, (
                     x_tiles, weight_tiles, tokens, features, K, whole, rest, sharers, x_smem,
@@ -458,6 +460,7 @@ def _consume(
     BESIDE: gl.constexpr,
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
+    SKEW: gl.constexpr,
     SHARED: gl.constexpr,
     ADD: gl.constexpr,
     BIAS: gl.constexpr,
@@ -478,6 +481,9 @@ def _consume(
     feature_tiles = gl.cdiv(features, OUTPUTS)
     blocks = K // BLOCK_K
     own, count = _count(blocks, whole, rest, sharers, SHARED)
+    if SKEW * consumer > 0:
+        mbarrier.wait(full.index(0), 0)
+        _pause(SKEW * consumer)
     stage = gl.to_tensor(0)
     phase = gl.to_tensor(0)
     for item in range(count):
@@ -544,6 +550,22 @@ def _consume(
                         ADD, BIAS, GATED,
                     )  # fmt: skip
                 _depart(flags, 4 * parts)
+
+
+@gluon.jit
+def _pause(CLOCKS: gl.constexpr):
+    """Let the warps of a consumer wait."""
+    thread = gl.arange(0, 128, layout=gl.BlockedLayout([1], [32], [4], [0]))
+    gl.inline_asm_elementwise(
+        "{ .reg .pred p; .reg .b32 from, now; mov.u32 from, %clock; "
+        "again: mov.u32 now, %clock; sub.u32 now, now, from; setp.lt.u32 p, now, $2; "
+        "@p bra again; mov.b32 $0, 0; }",
+        "=r,r,r",
+        [thread, thread * 0 + CLOCKS],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @gluon.jit
