@@ -177,7 +177,8 @@ def scaled_hopper_kernel(
     # Sizes of a tensor are powers of two, which those of a tile need not be.
     LINES: gl.constexpr = HALVES * (1 if BESIDE else CONSUMERS)
     SIDES: gl.constexpr = CONSUMERS if BESIDE else 1
-    x_smem = gl.allocate_shared_memory(dtype, [STAGES * LINES, HALF, BLOCK_K], tiled)
+    BOX: gl.constexpr = x_tiles.block_shape[0]
+    x_smem = gl.allocate_shared_memory(dtype, [STAGES * LINES * HALF // BOX, BOX, BLOCK_K], tiled)
     w_smem = gl.allocate_shared_memory(dtype, [STAGES * SIDES, SIDE, BLOCK_K], tiled)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
@@ -333,19 +334,15 @@ def _load(
     row, column = _place(tile, token_tiles, feature_tiles, GROUP)
     boxes = gl.minimum(gl.cdiv(tokens - row * ROWS, BOX), ROWS // BOX)
     ahead = gl.minimum(last - first, STAGES)
-    for early in gl.static_range(STAGES):
-        there = early < ahead
-        _expect(full, early, boxes, there, ROWS, COLUMNS, BOX)
+    for early in range(ahead):
+        _expect(full, early, boxes, ROWS, COLUMNS, BOX)
         _load_weights(
-            weight_tiles, column, first + early, features, w_smem, full, early, there, COLUMNS,
-            GATED,
-        )  # fmt: skip
+            weight_tiles, column, first + early, features, w_smem, full, early, COLUMNS, GATED
+        )
     if PDL:
         gdc_wait()
-    for early in gl.static_range(STAGES):
-        _load_inputs(
-            x_tiles, row * ROWS, first + early, x_smem, full, early, boxes, early < ahead, ROWS, BOX
-        )
+    for early in range(ahead):
+        _load_inputs(x_tiles, row * ROWS, first + early, x_smem, full, early, boxes, ROWS, BOX)
     stage = gl.where(ahead == STAGES, 0, ahead)
     phase = gl.where(ahead == STAGES, 0, 1)
     for item in range(count):
@@ -354,11 +351,11 @@ def _load(
         boxes = gl.minimum(gl.cdiv(tokens - row * ROWS, BOX), ROWS // BOX)
         for block in range(first + gl.where(item == 0, ahead, 0), last):
             mbarrier.wait(empty.index(stage), phase)
-            _expect(full, stage, boxes, True, ROWS, COLUMNS, BOX)
+            _expect(full, stage, boxes, ROWS, COLUMNS, BOX)
             _load_weights(
-                weight_tiles, column, block, features, w_smem, full, stage, True, COLUMNS, GATED
+                weight_tiles, column, block, features, w_smem, full, stage, COLUMNS, GATED
             )
-            _load_inputs(x_tiles, row * ROWS, block, x_smem, full, stage, boxes, True, ROWS, BOX)
+            _load_inputs(x_tiles, row * ROWS, block, x_smem, full, stage, boxes, ROWS, BOX)
             stage, phase = next_stage(stage, phase, STAGES)
 
 
@@ -367,16 +364,13 @@ def _expect(
     full,
     stage,
     boxes,
-    there,
     ROWS: gl.constexpr,
     COLUMNS: gl.constexpr,
     BOX: gl.constexpr,
 ):
     """Let a stage expect the bytes of a block; their number must be known to the compiler."""
     for held in gl.static_range(1, ROWS // BOX + 1):
-        mbarrier.expect(
-            full.index(stage), (held * BOX + COLUMNS) * BLOCK_K, pred=there & (boxes == held)
-        )
+        mbarrier.expect(full.index(stage), (held * BOX + COLUMNS) * BLOCK_K, pred=boxes == held)
 
 
 @gluon.jit
@@ -388,7 +382,6 @@ def _load_weights(
     w_smem,
     full,
     stage,
-    there,
     COLUMNS: gl.constexpr,
     GATED: gl.constexpr,
 ):
@@ -407,7 +400,6 @@ def _load_weights(
             w_smem.index(stage * (COLUMNS // SIDE) + part * PART // SIDE).slice(
                 part * PART % SIDE, PART
             ),
-            pred=there,
         )
 
 
@@ -420,18 +412,16 @@ def _load_inputs(
     full,
     stage,
     boxes,
-    there,
     ROWS: gl.constexpr,
     BOX: gl.constexpr,
 ):
     """Load 128 columns of the inputs, only the boxes that hold tokens."""
-    for i in gl.static_range(ROWS // BOX):
+    for i in range(boxes):
         tma.async_copy_global_to_shared(
             x_tiles,
             [token + i * BOX, block * BLOCK_K],
             full.index(stage),
-            x_smem.index(stage * (ROWS // HALF) + i * BOX // HALF).slice(i * BOX % HALF, BOX),
-            pred=there & (i < boxes),
+            x_smem.index(stage * (ROWS // BOX) + i),
         )
 
 
@@ -595,7 +585,7 @@ def _sum(
         if COUNT > 0:
             w = w_smem.index(stage * SIDES + side).permute((1, 0))
             part = warpgroup_mma(
-                x_smem.index(stage * LINES + first_line), w, none,
+                _line(x_smem, stage * LINES + first_line), w, none,
                 use_acc=False, is_async=True, max_num_imprecise_acc=BLOCK_K,
             )  # fmt: skip
             part = warpgroup_mma_wait(0, deps=(part,))
@@ -604,7 +594,7 @@ def _sum(
             upper += part
             if COUNT == 2:
                 part = warpgroup_mma(
-                    x_smem.index(stage * LINES + first_line + 1), w, none,
+                    _line(x_smem, stage * LINES + first_line + 1), w, none,
                     use_acc=False, is_async=True, max_num_imprecise_acc=BLOCK_K,
                 )  # fmt: skip
                 part = warpgroup_mma_wait(0, deps=(part,))
@@ -614,6 +604,14 @@ def _sum(
             mbarrier.arrive(empty.index(stage))
         stage, phase = next_stage(stage, phase, STAGES)
     return upper, lower, stage, phase
+
+
+@gluon.jit
+def _line(x_smem, line):
+    """Return 64 tokens of the inputs, whose boxes follow each other."""
+    BOX: gl.constexpr = x_smem.shape[1]
+    boxes = x_smem.index(line * (HALF // BOX))
+    return boxes._reinterpret(x_smem.dtype, [HALF, BLOCK_K], x_smem.layout)
 
 
 @gluon.jit
