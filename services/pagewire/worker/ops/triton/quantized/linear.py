@@ -14,6 +14,7 @@ from pagewire.worker.ops.contract.quantized import GroupedWeight, QuantizedInput
 from pagewire.worker.ops.cublas.gemm import gemm, gemm_add
 from pagewire.worker.ops.device import is_hopper
 from pagewire.worker.ops.triton.quantized import (
+    few_tokens,
     fragment_gemm,
     fragment_vector,
     fused_vector,
@@ -26,6 +27,7 @@ from pagewire.worker.ops.triton.quantized.exchange import shared_sums
 from pagewire.worker.ops.triton.quantized.fragments import arrange, is_supported
 from pagewire.worker.ops.triton.quantized.matrices import widen
 from pagewire.worker.ops.triton.rowwise.quantize import norm_quantize, quantize, silu_mul_quantize
+from pagewire.worker.ops.triton.streamed import scaled as streamed
 
 # From this many tokens on, it is faster to widen a weight that is not arranged and to multiply with
 # cuBLAS. Timed on an H200.
@@ -48,20 +50,32 @@ def scaled_linear(
     x: QuantizedInput, weight: ScaledWeight, bias: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
     """Implement `QuantizedOps.scaled_linear`; `out` is contiguous."""
-    if x.values.shape[0] != 1:
-        return scaled.scaled_linear(x, weight, bias, out, shared=True)
     if out is None:
-        out = x.values.new_empty((1, weight.shape[0]), dtype=x.dtype)
-    vector.multiply_scaled(x, weight, out, bias, add=False)
+        out = x.values.new_empty((x.values.shape[0], weight.shape[0]), dtype=x.dtype)
+    _multiply(x, weight, out, bias, add=False)
     return out
 
 
 def scaled_linear_add(x: QuantizedInput, weight: ScaledWeight, residual: Tensor) -> Tensor:
     """Implement `QuantizedOps.scaled_linear_add`; `residual` is contiguous."""
-    if x.values.shape[0] != 1:
-        return scaled.scaled_linear_add(x, weight, residual, shared=True)
-    vector.multiply_scaled(x, weight, residual, None, add=True)
+    _multiply(x, weight, residual, None, add=True)
     return residual
+
+
+def _multiply(
+    x: QuantizedInput, weight: ScaledWeight, out: Tensor, bias: Tensor | None, add: bool
+) -> None:
+    """Store the product with quantized inputs in `out`; with `add`, add it."""
+    tokens = x.values.shape[0]
+    config = few_tokens.stream_of(tokens, weight, x.dtype)
+    if config is not None and not config.own:
+        streamed.multiply(x, weight, out, bias, add=add, config=config)
+    elif tokens == 1:
+        vector.multiply_scaled(x, weight, out, bias, add)
+    elif add:
+        scaled.scaled_linear_add(x, weight, out, shared=True)
+    else:
+        scaled.scaled_linear(x, weight, bias, out, shared=True)
 
 
 def norm_quantize_linear(
@@ -73,20 +87,18 @@ def norm_quantize_linear(
     out: Tensor | None = None,
 ) -> Tensor:
     """Implement `QuantizedOps.norm_quantize_linear`; `out` is contiguous."""
-    if not fused_vector.is_supported(x, weight):
-        quantized = norm_quantize(x, norm_weight, eps, weight.input_format)
-        return scaled_linear(quantized, weight, bias, out)
     if out is None:
-        out = x.new_empty((1, weight.shape[0]))
-    fused_vector.multiply(x, weight, out, bias, norm=True, norm_weight=norm_weight, eps=eps)
+        out = x.new_empty((len(x), weight.shape[0]))
+    if not _multiply_token(x, weight, out, bias, norm=True, norm_weight=norm_weight, eps=eps):
+        quantized = norm_quantize(x, norm_weight, eps, weight.input_format)
+        _multiply(quantized, weight, out, bias, add=False)
     return out
 
 
 def quantize_linear_add(x: Tensor, weight: ScaledWeight, residual: Tensor) -> Tensor:
     """Implement `QuantizedOps.quantize_linear_add`; `residual` is contiguous."""
-    if not fused_vector.is_supported(x, weight):
-        return scaled_linear_add(quantize(x, weight.input_format), weight, residual)
-    fused_vector.multiply(x, weight, residual, add=True)
+    if not _multiply_token(x, weight, residual, add=True):
+        _multiply(quantize(x, weight.input_format), weight, residual, None, add=True)
     return residual
 
 
@@ -98,20 +110,56 @@ def norm_quantize_swiglu_add(
     down: ScaledWeight,
 ) -> Tensor:
     """Implement `QuantizedOps.norm_quantize_swiglu_add`; `residual` is contiguous."""
-    if not fused_vector.is_supported(residual, gate_up):
-        quantized = norm_quantize(residual, norm_weight, eps, gate_up.input_format)
-        if len(residual) in GATED_TOKENS and hopper.is_supported(quantized, gate_up):
-            inner = residual.new_empty((len(residual), down.shape[1]))
-            choice = hopper.choose(quantized, gate_up, gated=True)
-            hopper.multiply(quantized, gate_up, inner, gated=True, choice=choice)
+    tokens = len(residual)
+    if tokens == 1:
+        inner = residual.new_empty((1, down.shape[1]))
+        if _multiply_token(
+            residual, gate_up, inner, norm=True, norm_weight=norm_weight, eps=eps, gated=True
+        ):
             return quantize_linear_add(inner, down, residual)
-        both = scaled_linear(quantized, gate_up)
-        return scaled_linear_add(silu_mul_quantize(both, down.input_format), down, residual)
-    inner = residual.new_empty((1, down.shape[1]))
-    fused_vector.multiply(
-        residual, gate_up, inner, norm=True, norm_weight=norm_weight, eps=eps, gated=True
-    )
-    return quantize_linear_add(inner, down, residual)
+    quantized = norm_quantize(residual, norm_weight, eps, gate_up.input_format)
+    config = few_tokens.stream_of(tokens, gate_up, residual.dtype, gated=True)
+    if config is not None:
+        inner = residual.new_empty((tokens, down.shape[1]))
+        streamed.multiply(quantized, gate_up, inner, gated=True, config=config)
+        return quantize_linear_add(inner, down, residual)
+    if tokens in GATED_TOKENS and hopper.is_supported(quantized, gate_up):
+        inner = residual.new_empty((tokens, down.shape[1]))
+        choice = hopper.choose(quantized, gate_up, gated=True)
+        hopper.multiply(quantized, gate_up, inner, gated=True, choice=choice)
+        return quantize_linear_add(inner, down, residual)
+    both = scaled_linear(quantized, gate_up)
+    return scaled_linear_add(silu_mul_quantize(both, down.input_format), down, residual)
+
+
+def _multiply_token(
+    x: Tensor,
+    weight: ScaledWeight,
+    out: Tensor,
+    bias: Tensor | None = None,
+    *,
+    norm: bool = False,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+    gated: bool = False,
+    add: bool = False,
+) -> bool:
+    """Quantize and multiply a single token in one kernel, if that is faster; tell whether it is
+    done."""
+    if not fused_vector.is_supported(x, weight):
+        return False
+    config = few_tokens.stream_of(1, weight, x.dtype, gated)
+    if config is None:
+        fused_vector.multiply(
+            x, weight, out, bias, norm=norm, norm_weight=norm_weight, eps=eps, gated=gated,
+            add=add, tiles=few_tokens.vector_tiles(weight),
+        )  # fmt: skip
+    elif config.own:
+        streamed.multiply_token(
+            x, weight, out, bias, norm=norm, norm_weight=norm_weight, eps=eps, gated=gated,
+            add=add, config=config,
+        )  # fmt: skip
+    return config is None or config.own
 
 
 def grouped_linear(
