@@ -133,8 +133,9 @@ def _launch(
         weights = _tiles(pairs, [part // 16, 2, EIGHT.value, COLUMNS.value])
     else:
         weights = _tiles(weight.values, [part, COLUMNS.value])
-    tiles = cdiv(rows, config.rows)
-    scaled_stream_kernel[(min(tiles, config.programs * multiprocessors(device)),)](
+    runs = cdiv(rows, config.rows)
+    most = cdiv(runs, config.programs * multiprocessors(device))  # runs of a program
+    scaled_stream_kernel[(cdiv(runs, most),)](
         weights,
         weights if x_tiles is None else x_tiles,
         out if token is None else token,
@@ -378,16 +379,24 @@ def _consume(
             tile = stage * TILES
             x_tile = step * TILES if HELD else tile
             a = _product(w_smem, x_smem, tile, x_tile, none, ROWS, PART)
-            if TILES == 1:
-                a = warpgroup_mma_wait(0, deps=(a,))
-            if TILES == 2:
+            if TILES > 1:
                 b = _product(w_smem, x_smem, tile + 1, x_tile + 1, none, ROWS, PART)
-                a, b = warpgroup_mma_wait(0, deps=(a, b))
-            if TILES == 4:
-                b = _product(w_smem, x_smem, tile + 1, x_tile + 1, none, ROWS, PART)
+            if TILES > 2:
                 c = _product(w_smem, x_smem, tile + 2, x_tile + 2, none, ROWS, PART)
                 d = _product(w_smem, x_smem, tile + 3, x_tile + 3, none, ROWS, PART)
+            if TILES > 4:
+                e = _product(w_smem, x_smem, tile + 4, x_tile + 4, none, ROWS, PART)
+                f = _product(w_smem, x_smem, tile + 5, x_tile + 5, none, ROWS, PART)
+                g = _product(w_smem, x_smem, tile + 6, x_tile + 6, none, ROWS, PART)
+                h = _product(w_smem, x_smem, tile + 7, x_tile + 7, none, ROWS, PART)
+            if TILES == 1:
+                a = warpgroup_mma_wait(0, deps=(a,))
+            elif TILES == 2:
+                a, b = warpgroup_mma_wait(0, deps=(a, b))
+            elif TILES == 4:
                 a, b, c, d = warpgroup_mma_wait(0, deps=(a, b, c, d))
+            else:
+                a, b, c, d, e, f, g, h = warpgroup_mma_wait(0, deps=(a, b, c, d, e, f, g, h))
             mbarrier.arrive(empty.index(stage))
             acc += a
             if TILES > 1:
@@ -395,6 +404,11 @@ def _consume(
             if TILES > 2:
                 acc += c
                 acc += d
+            if TILES > 4:
+                acc += e
+                acc += f
+                acc += g
+                acc += h
             last = stage == STAGES - 1
             stage = gl.where(last, 0, stage + 1)
             phase = gl.where(last, phase ^ 1, phase)

@@ -10,6 +10,7 @@ MAX_TOKENS = 64
 SHARED_BYTES = 227 * 1024  # of a program
 ALL_BYTES = 228 * 1024  # of a multiprocessor, 1 KB of it for the system in each program
 ROOM = 205_000  # of a multiprocessor's bytes for tiles, so that a small kernel also fits
+HALF_ROOM = 108_000  # for the programs of one kernel, so that those of the next one also fit
 _OTHER = 1024  # of a program: barriers, reductions and alignment
 _HEIGHT = 64
 _COLUMNS = 128
@@ -21,7 +22,7 @@ class ScaledStream:
     """A program of `streamed.scaled` multiplies `rows` weight rows at a time by `tokens` tokens.
 
     `rows` is a multiple of 8, of 16 for gated products, and 64 at most. `stages` times `tiles`
-    tiles of 128 columns are in shared memory, and are filled `tiles` at a time: 1, 2 or 4.
+    tiles of 128 columns are in shared memory, and are filled `tiles` at a time: 1, 2, 4 or 8.
     `programs` of them run on a multiprocessor. With `held` the input stays in shared memory, else
     its tiles follow the weights. `own` is for one token: programs quantize it.
     """
@@ -60,7 +61,7 @@ def fits(config: ScaledStream, k: int, *, own: bool = False, gated: bool = False
         config.rows % (16 if gated else 8) == 0
         and 8 <= config.rows <= _HEIGHT
         and config.tokens in (8, 16, 32, 64)
-        and config.tiles in (1, 2, 4)
+        and config.tiles in (1, 2, 4, 8)
         and config.stages >= 2
         and taken <= SHARED_BYTES
         and config.programs * (taken + 1024) <= ALL_BYTES
@@ -70,7 +71,7 @@ def fits(config: ScaledStream, k: int, *, own: bool = False, gated: bool = False
 
 def _registers(tokens: int, tiles: int, own: int) -> int:
     """Return the registers of a thread without spills; with `own` columns of a token."""
-    if own > 8192 or (tokens == 64 and tiles == 4):
+    if own > 8192 or tokens * tiles > 128:
         return 168
     return 96 if tokens <= 16 else 128
 
