@@ -216,6 +216,7 @@ def test_the_measured_choices_fit():
 def test_the_choice_by_tokens(monkeypatch):
     one, few = VectorTiles(8, 8, 1, 2), filled(32, 16, 4096)
     monkeypatch.setattr(few_tokens, "MEASURED", {(4096, 4096): ((1, one), (2, None), (16, few))})
+    monkeypatch.setattr(few_tokens, "STREAMED", range(0))
     chosen = [few_tokens.choose(tokens, 4096, 4096, 132) for tokens in (1, 2, 3, 16, 17)]
     assert chosen == [one, None, few, few, None]
     assert few_tokens.choose(8, 6144, 4096, 132) is None
