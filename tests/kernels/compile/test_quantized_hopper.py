@@ -94,7 +94,7 @@ def arranged_vector(k: int, dtype: torch.dtype) -> None:
 
 SCALED = {
     f"FP8, shape {shape}, {parts} parts, {mode}": (scaled, shape, parts, mode)
-    for shape in range(5)
+    for shape in range(6)
     for parts in (1, 2)
     for mode in ("plain", "add", "gated")
 }
@@ -139,7 +139,7 @@ def compile_cases() -> dict[str, list[dict]]:
     for module in (exchange, fragment_gemm, fused_vector, hopper):
         module.multiprocessors = lambda device: 132
     assert len(fragment_gemm.SHAPES) == 10
-    assert len(choices.SHAPES) == 5
+    assert len(choices.SHAPES) == 6
     programs = [shape.programs for shape in fragment_gemm.SHAPES]
 
     def count(launch: Launch) -> dict[str, int]:

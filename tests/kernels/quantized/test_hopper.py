@@ -13,7 +13,6 @@ from pagewire.worker.ops.device import multiprocessors
 from pagewire.worker.ops.reference import quantized as reference
 from pagewire.worker.ops.triton.quantized import choices, exchange, hopper, linear, scaled
 from pagewire.worker.ops.triton.quantized.choices import (
-    EVEN,
     LOW,
     PLAIN,
     SHAPES,
@@ -34,7 +33,7 @@ NEEDS_GPU = pytest.mark.skipif(not FULL_SIZE, reason="Gluon has no interpreter: 
 PLAIN_TILES = Tiles(rows=64, tokens=16, warps=4, stages=2)
 TOKENS = [2, 65, 129, 145, 192, 193, 256, 257, 300, 384, 449, 512, 1000, 1500]
 MATRICES = [(4096, 6144), (14336, 4096), (256, 80)]  # K, features
-TRIED = [*SHAPES, replace(THREE, box=16), replace(SMALL, box=8), replace(TALL, group=2, skew=1000)]
+TRIED = [*SHAPES, replace(SMALL, box=8)]
 # An order of the sums changes them by less than the rounding of the products to bfloat16.
 PARTS_TOLERANCE = 0.004
 
@@ -61,7 +60,7 @@ def shared_choices(tokens: int, features: int, k: int) -> list[Choice]:
     return [
         Choice(shape, parts)
         for shape in TRIED
-        for parts in (2, 3, 4, EVEN)
+        for parts in (2, 3, 4)
         if is_shareable(shape, parts, tokens, features, k, processors)
     ]
 
@@ -148,8 +147,8 @@ def test_sums_of_parts_have_room():
     sums, flags = exchange.shared_sums(device)
     processors = multiprocessors(device)
     for shape in SHAPES:
-        assert 2 * processors * shape.rows * shape.columns <= sums.numel()
-        assert 2 * processors * shape.consumers <= flags.numel()
+        assert processors * shape.rows * shape.columns <= sums.numel()
+        assert processors * shape.consumers <= flags.numel()
 
 
 @pytest.mark.parametrize("k", [256, 4096, 14336])
@@ -161,28 +160,23 @@ class TestSharing:
     def test_every_block_has_one_program(self, tokens, features, k):
         blocks = k // choices.BLOCK_K
         for shape in SHAPES:
-            for parts in (2, 3, 4, EVEN):
+            for parts in (2, 3, 4):
                 if not is_shareable(shape, parts, tokens, features, k, H200):
                     continue
                 work = divide(shape, parts, tokens, features, H200)
-                assert work.programs <= H200
+                sharers = (work.tiles - work.whole) * parts
+                assert sharers <= work.programs <= H200
                 assert work.whole % work.programs == 0
-                rest = work.tiles - work.whole
-                units = rest * blocks
-                owners = [0] * units
-                for program in range(work.sharers):
-                    begin = program * units // work.sharers
-                    end = (program + 1) * units // work.sharers
-                    assert begin < end
-                    assert (end - 1) // blocks - begin // blocks < 2  # at most two tiles
-                    owners[begin:end] = [program] * (end - begin)
-                for at in range(rest):
-                    held = owners[at * blocks : (at + 1) * blocks]
-                    first = ((at * blocks + 1) * work.sharers - 1) // units
-                    last = ((at + 1) * blocks * work.sharers - 1) // units
-                    assert held == sorted(held)
-                    assert (held[0], held[-1]) == (first, last)
-                    assert last - first < choices.MAX_PARTS
+                blocks_of = [[] for _ in range(work.tiles)]
+                for program in range(work.programs):
+                    for tile in range(program, work.whole, work.programs):
+                        blocks_of[tile] += range(blocks)
+                    if program < sharers:
+                        part = program % parts
+                        columns = range(part * blocks // parts, (part + 1) * blocks // parts)
+                        assert columns
+                        blocks_of[work.whole + program // parts] += columns
+                assert all(each == list(range(blocks)) for each in blocks_of)
 
 
 def test_every_place_has_one_tile():
@@ -198,7 +192,7 @@ def test_every_place_has_one_tile():
 
 
 def _place(tile: int, token_tiles: int, feature_tiles: int, programs: int) -> tuple[int, int]:
-    group = TALL.group
+    group = hopper.GROUP.value
     first = tile // (group * feature_tiles) * group
     height = min(token_tiles - first, group)
     within = tile % (group * feature_tiles)
@@ -220,7 +214,7 @@ class TestChoice:
         assert choose_on_h200(192, 28672, 4096).shape in (THREE, TALL)
         assert choose_on_h200(8192, 6144, 4096, shared=False).shape in (TALL, choices.WIDE)
         assert choose_on_h200(512, 4096, 4096, shared=False).shape in (SMALL, LOW, THREE)
-        assert choose_on_h200(145, 4096, 14336).parts != 1
+        assert choose_on_h200(145, 4096, 14336).parts > 1
         choose.cache_clear()
 
     def test_entries_hold_up_to_their_tokens(self, monkeypatch):
@@ -238,10 +232,11 @@ class TestChoice:
     def test_entries_are_possible(self):
         for (rows, k, gated), buckets in choices.TILES.items():
             before = 1
-            for limit, choice in sorted(buckets.items()):
+            assert list(buckets) == sorted(buckets)
+            for limit, choice in buckets.items():
                 assert not gated or choice != PLAIN
                 for tokens in {max(before, choices.MIN_TOKENS), limit}:
-                    chosen = choose_on_h200(tokens, rows, k, gated)
+                    chosen = choose_on_h200(tokens, rows, k, gated=gated)
                     if chosen.shape is not None:
                         assert is_shareable(chosen.shape, chosen.parts, tokens, rows, k, H200)
                 before = limit + 1

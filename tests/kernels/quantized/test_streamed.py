@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -10,8 +11,7 @@ import torch
 from pagewire.worker.model.quantization.quantizer import scaled_weight
 from pagewire.worker.ops.contract.quantized import QuantizedInput, ScaledWeight
 from pagewire.worker.ops.device import is_hopper
-from pagewire.worker.ops.triton.quantized import few_tokens, fused_vector, linear, scaled
-from pagewire.worker.ops.triton.quantized.fused_vector import VectorTiles
+from pagewire.worker.ops.triton.quantized import few_tokens, linear, scaled
 from pagewire.worker.ops.triton.quantized.tiles import Tiles
 from pagewire.worker.ops.triton.rowwise import quantize
 from pagewire.worker.ops.triton.rowwise.activation import silu_mul
@@ -43,9 +43,8 @@ def configs(tokens: int, rows: int, k: int) -> list[ScaledStream]:
     tried += [
         filled(16, tokens, k, 2),
         filled(48, tokens, k, 1),
-        filled(32, tokens, k, 4, held=True),
         filled(64, tokens, k, 4),
-        filled(24, tokens, k, 2, programs=2),
+        filled(24, tokens, k, 2),
         ScaledStream(8, max(8, filled(8, tokens, k).tokens), 3, 1, registers=128),
     ]
     return [config for config in tried if fits(config, k)]
@@ -124,9 +123,9 @@ def test_programs_quantize_one_token(k, rows, static, dtype, device):
 @pytest.mark.parametrize("own", [False, True])
 def test_workers_use_the_choice(tokens, own, device, monkeypatch):
     hidden, width = 512, 768
-    config = filled(32, tokens, hidden, 2, own=own and tokens == 1)
+    tile = few_tokens.Tile(64, 32, 2, own and tokens == 1)
     shapes = ((width, hidden), (hidden, width), (2 * width, hidden))
-    monkeypatch.setattr(few_tokens, "MEASURED", dict.fromkeys(shapes, ((64, config),)))
+    use(monkeypatch, dict.fromkeys(shapes, (tile,)), range(0))
     residual, gate_up, _, _ = drawn(tokens, hidden, 2 * width, torch.bfloat16, device)
     norm = torch.randn(hidden, device=device).bfloat16()
     _, qkv, bias, _ = drawn(1, hidden, width, torch.bfloat16, device)
@@ -138,22 +137,9 @@ def test_workers_use_the_choice(tokens, own, device, monkeypatch):
     }
     with poisoned_outputs():
         found = {name: operation() for name, operation in operations.items()}
-    monkeypatch.setattr(few_tokens, "MEASURED", {})
+    use(monkeypatch, {}, range(0))
     for name, operation in operations.items():
         assert_near(found[name], operation(), FUSED_TOLERANCE)
-
-
-@on_hopper
-def test_tiles_fetched_to_the_cache_change_no_bits(device):
-    x, weight, _, residual = drawn(1, 4096, 6144, torch.bfloat16, device)
-    outs = []
-    for fetched in (0, 1, 100):
-        out = residual.clone()
-        tiles = VectorTiles(8, 8, 1, 2, fetched=fetched)
-        fused_vector.multiply(x, weight, out, add=True, tiles=tiles)
-        outs.append(out)
-    assert torch.equal(outs[0], outs[1])
-    assert torch.equal(outs[0], outs[2])
 
 
 def meta_weight(rows: int, k: int, block: tuple[int, int] | None = None) -> ScaledWeight:
@@ -201,25 +187,42 @@ def test_rows_are_shared_equally_by_multiprocessors():
     assert scaled_stream(1, 28672, 4096, gated=True).rows == 32
 
 
-def test_the_measured_choices_fit():
-    for (_, k), measured in few_tokens.MEASURED.items():
-        most = [tokens for tokens, _ in measured]
+def test_the_measured_tiles_fit():
+    for (rows, k), tiles in few_tokens.MEASURED.items():
+        most = [tile.tokens for tile in tiles]
         assert most == sorted(set(most))
-        for tokens, choice in measured:
-            if isinstance(choice, ScaledStream):
-                assert choice.tokens >= min(tokens, MAX_TOKENS)
-                assert fits(choice, k, own=choice.own)
-            elif choice is not None:
-                assert tokens == 1
+        assert most[-1] == MAX_TOKENS
+        for tokens in range(1, MAX_TOKENS + 1):
+            config = few_tokens.choose(tokens, rows, k, 132)
+            assert config is not None
+            assert fits(config, k)
+            assert config.tokens >= tokens
+            assert tokens == 1 or not config.own
 
 
 def test_the_choice_by_tokens(monkeypatch):
-    one, few = VectorTiles(8, 8, 1, 2), filled(32, 16, 4096)
-    monkeypatch.setattr(few_tokens, "MEASURED", {(4096, 4096): ((1, one), (2, None), (16, few))})
-    monkeypatch.setattr(few_tokens, "STREAMED", range(0))
-    chosen = [few_tokens.choose(tokens, 4096, 4096, 132) for tokens in (1, 2, 3, 16, 17)]
-    assert chosen == [one, None, few, few, None]
-    assert few_tokens.choose(8, 6144, 4096, 132) is None
-    monkeypatch.setattr(few_tokens, "STREAMED", range(2, 33))
-    assert few_tokens.choose(8, 6144, 4096, 132) == scaled_stream(8, 6144, 4096)
+    tiles = (few_tokens.Tile(1, 32, own=True), few_tokens.Tile(16, 48, 2))
+    use(monkeypatch, {(4096, 4096): tiles}, range(8, 33))
+    chosen = [few_tokens.choose(tokens, 4096, 4096, 132) for tokens in (1, 16, 17, 33)]
+    one, few = filled(32, 1, 4096, own=True), filled(48, 16, 4096, 2)
+    assert chosen == [one, few, scaled_stream(17, 4096, 4096), None]
     assert few_tokens.choose(1, 6144, 4096, 132) is None
+    assert few_tokens.choose(8, 6144, 4096, 132) == scaled_stream(8, 6144, 4096)
+
+
+def use(
+    monkeypatch: pytest.MonkeyPatch,
+    measured: dict[tuple[int, int], tuple[few_tokens.Tile, ...]],
+    streamed_tokens: range,
+) -> None:
+    """Replaces the table and the rule's numbers of tokens."""
+    monkeypatch.setattr(few_tokens, "MEASURED", measured)
+    monkeypatch.setattr(few_tokens, "STREAMED", streamed_tokens)
+    few_tokens.choose.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _own_choices() -> Iterator[None]:
+    """The choices of one test are not those of the next."""
+    yield
+    few_tokens.choose.cache_clear()

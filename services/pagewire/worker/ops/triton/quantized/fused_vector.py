@@ -30,18 +30,13 @@ _LARGEST = tl.constexpr(LARGEST[torch.float8_e4m3fn])
 @dataclass(frozen=True, slots=True)
 class VectorTiles:
     """A program multiplies `rows` weight rows at a time, by `warps` warps, and loads `depth` tiles
-    ahead; `programs` of them run on a multiprocessor.
-
-    While the previous kernel may still run, the `fetched` tiles after these are copied to the L2
-    cache.
-    """
+    ahead; `programs` of them run on a multiprocessor."""
 
     rows: int
     warps: int
     depth: int
     programs: int
     registers: int | None = None  # of a thread at most
-    fetched: int = 0
 
 
 def is_supported(x: Tensor, weight: ScaledWeight) -> bool:
@@ -102,7 +97,6 @@ def multiply(
         ROWS=tiles.rows,
         BLOCK_K=max(16, next_power_of_2(k)),
         DEPTH=tiles.depth,
-        FETCHED=tiles.fetched,
         NORM=norm,
         NORM_WEIGHT=norm_weight is not None,
         STATIC=weight.input_scale is not None,
@@ -148,35 +142,6 @@ def _load_tile(
         mask &= column < K // 4
     at = weight_ptr + row.to(tl.int64) * (K // 4) + column
     return tl.load(at, mask=mask, other=0, eviction_policy="evict_first")
-
-
-@triton.jit
-def _fetch(weight_ptr, row, count, K: tl.constexpr):
-    """Start to copy `count` weight rows from `row` on to the L2 cache; for no row, do nothing."""
-    tl.inline_asm_elementwise(
-        "{ .reg .pred here; .reg .u32 thread; mov.u32 thread, %tid.x; mov.u32 $0, 0; "
-        "setp.eq.u32 here, thread, 0; setp.gt.and.s32 here, $2, 0, here; "
-        "@here cp.async.bulk.prefetch.L2.global [$1], $2; }",
-        "=r,l,r",
-        [weight_ptr.to(tl.int64) + row.to(tl.int64) * K, count * K],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit
-def _fetch_tile(
-    weight_ptr, tile, features, rows, K: tl.constexpr, ROWS: tl.constexpr, GATED: tl.constexpr
-):
-    """Start to copy the weights of a tile to the L2 cache."""
-    if GATED:
-        first = tile * (ROWS // 2)
-        count = tl.minimum(ROWS // 2, features - first)
-        _fetch(weight_ptr, first, count, K)
-        _fetch(weight_ptr, first + features, count, K)
-    else:
-        _fetch(weight_ptr, tile * ROWS, tl.minimum(ROWS, rows - tile * ROWS), K)
 
 
 @triton.jit
@@ -260,7 +225,6 @@ def _fused_vector_kernel(
     ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     DEPTH: tl.constexpr,
-    FETCHED: tl.constexpr,
     NORM: tl.constexpr,
     NORM_WEIGHT: tl.constexpr,
     STATIC: tl.constexpr,
@@ -286,8 +250,6 @@ def _fused_vector_kernel(
     if DEPTH > 2:
         w2 = _load_tile(weight_ptr, tile + 2 * step, features, rows, K, ROWS, BLOCK_K, GATED)
     if PDL:
-        for number in tl.static_range(FETCHED):
-            _fetch_tile(weight_ptr, tile + (DEPTH + number) * step, features, rows, K, ROWS, GATED)
         gdc_wait()
     x, x_scale = _numbers_of(
         x_ptr, norm_ptr, static_ptr, eps, K, BLOCK_K, NORM, NORM_WEIGHT, STATIC, INTERPRETED

@@ -44,6 +44,8 @@ BLOCK_K = gl.constexpr(choices.BLOCK_K)
 HALF = gl.constexpr(choices.HALF)
 SIDE = gl.constexpr(choices.SIDE)
 MAX_PARTS = gl.constexpr(choices.MAX_PARTS)
+# Tiles of tokens whose programs run at once, so that they read the same weights from the L2 cache.
+GROUP = gl.constexpr(8)
 PIECE = gl.constexpr(16)  # tokens whose sums a warp group adds up at once
 # Registers of a thread with two consumers, and with three.
 CONSUMER_REGISTERS = gl.constexpr((232, 160))
@@ -112,15 +114,13 @@ def multiply(
         k,
         x.scales.stride(0),
         work.whole,
-        work.tiles - work.whole,
-        work.sharers,
+        (work.tiles - work.whole) * choice.parts,
+        choice.parts,
         CONSUMERS=shape.consumers,
         HALVES=shape.halves,
         BESIDE=shape.beside,
         STAGES=shape.stages,
-        GROUP=shape.group,
-        SKEW=shape.skew,
-        SHARED=choice.parts != 1,
+        SHARED=choice.parts > 1,
         ADD=add,
         BIAS=bias is not None,
         GATED=gated,
@@ -130,7 +130,7 @@ def multiply(
     )
 
 
-@gluon.jit(do_not_specialize=["tokens", "x_scales_stride", "whole", "rest", "sharers"])
+@gluon.jit(do_not_specialize=["tokens", "x_scales_stride", "whole", "sharers", "parts"])
 def scaled_hopper_kernel(
     x_tiles,  # descriptor of [tokens, K]
     weight_tiles,  # descriptor of [features, K]
@@ -138,21 +138,19 @@ def scaled_hopper_kernel(
     weight_scales_ptr,  # [features, 1]
     bias_ptr,  # [features]
     out_ptr,  # [tokens, features]
-    sums_ptr,  # two tiles of sums of each program, if SHARED
+    sums_ptr,  # the sums of a tile of each program, if SHARED
     flags_ptr,  # two counters of each consumer of a shared tile
     tokens,
     features,
     K,
     x_scales_stride,
     whole,  # tiles that are not shared
-    rest,  # tiles that are shared
-    sharers,  # programs that share them
+    sharers,  # programs that share the others
+    parts,  # programs that share a tile
     CONSUMERS: gl.constexpr,
     HALVES: gl.constexpr,
     BESIDE: gl.constexpr,
     STAGES: gl.constexpr,
-    GROUP: gl.constexpr,
-    SKEW: gl.constexpr,
     SHARED: gl.constexpr,
     ADD: gl.constexpr,
     BIAS: gl.constexpr,
@@ -163,8 +161,8 @@ def scaled_hopper_kernel(
 
     With BESIDE the consumers share the tokens of a tile, else its features. Each program computes
     the tile of its number, and then every further one at a distance of the grid's size. With SHARED
-    the columns of the remaining tiles, one tile after the other, are divided among `sharers`
-    programs. Sharers wait for each other, so the grid is at most `[multiprocessors]`.
+    the first `sharers` programs then compute the remaining tiles: `parts` neighbours share the
+    columns of each. They wait for each other, so the grid is at most `[multiprocessors]`.
 
     The next kernel may start at once: kernels that quantize, and RoPE after them, read nothing
     before they wait.
@@ -191,19 +189,19 @@ def scaled_hopper_kernel(
             [
                 (_consume, (
                     0, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr, sums_ptr, flags_ptr,
-                    tokens, features, K, x_scales_stride, whole, rest, sharers, x_smem, w_smem,
-                    full, empty, CONSUMERS, HALVES, BESIDE, STAGES, GROUP, SKEW, SHARED, ADD,
-                    BIAS, GATED, PDL,
+                    tokens, features, K, x_scales_stride, whole, sharers, parts, x_smem, w_smem,
+                    full, empty, CONSUMERS, HALVES, BESIDE, STAGES, SHARED, ADD, BIAS,
+                    GATED, PDL,
                 )),
                 (_consume, (
                     1, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr, sums_ptr, flags_ptr,
-                    tokens, features, K, x_scales_stride, whole, rest, sharers, x_smem, w_smem,
-                    full, empty, CONSUMERS, HALVES, BESIDE, STAGES, GROUP, SKEW, SHARED, ADD,
-                    BIAS, GATED, PDL,
+                    tokens, features, K, x_scales_stride, whole, sharers, parts, x_smem, w_smem,
+                    full, empty, CONSUMERS, HALVES, BESIDE, STAGES, SHARED, ADD, BIAS,
+                    GATED, PDL,
                 )),
                 (_load, (
-                    x_tiles, weight_tiles, tokens, features, K, whole, rest, sharers, x_smem,
-                    w_smem, full, empty, CONSUMERS, HALVES, BESIDE, STAGES, GROUP, SHARED, GATED,
+                    x_tiles, weight_tiles, tokens, features, K, whole, sharers, parts, x_smem,
+                    w_smem, full, empty, CONSUMERS, HALVES, BESIDE, STAGES, SHARED, GATED,
                     PDL,
                 )),
             ],
@@ -215,25 +213,25 @@ def scaled_hopper_kernel(
             [
                 (_consume, (
                     0, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr, sums_ptr, flags_ptr,
-                    tokens, features, K, x_scales_stride, whole, rest, sharers, x_smem, w_smem,
-                    full, empty, CONSUMERS, HALVES, BESIDE, STAGES, GROUP, SKEW, SHARED, ADD,
-                    BIAS, GATED, PDL,
+                    tokens, features, K, x_scales_stride, whole, sharers, parts, x_smem, w_smem,
+                    full, empty, CONSUMERS, HALVES, BESIDE, STAGES, SHARED, ADD, BIAS,
+                    GATED, PDL,
                 )),
                 (_consume, (
                     1, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr, sums_ptr, flags_ptr,
-                    tokens, features, K, x_scales_stride, whole, rest, sharers, x_smem, w_smem,
-                    full, empty, CONSUMERS, HALVES, BESIDE, STAGES, GROUP, SKEW, SHARED, ADD,
-                    BIAS, GATED, PDL,
+                    tokens, features, K, x_scales_stride, whole, sharers, parts, x_smem, w_smem,
+                    full, empty, CONSUMERS, HALVES, BESIDE, STAGES, SHARED, ADD, BIAS,
+                    GATED, PDL,
                 )),
                 (_consume, (
                     2, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr, sums_ptr, flags_ptr,
-                    tokens, features, K, x_scales_stride, whole, rest, sharers, x_smem, w_smem,
-                    full, empty, CONSUMERS, HALVES, BESIDE, STAGES, GROUP, SKEW, SHARED, ADD,
-                    BIAS, GATED, PDL,
+                    tokens, features, K, x_scales_stride, whole, sharers, parts, x_smem, w_smem,
+                    full, empty, CONSUMERS, HALVES, BESIDE, STAGES, SHARED, ADD, BIAS,
+                    GATED, PDL,
                 )),
                 (_load, (
-                    x_tiles, weight_tiles, tokens, features, K, whole, rest, sharers, x_smem,
-                    w_smem, full, empty, CONSUMERS, HALVES, BESIDE, STAGES, GROUP, SHARED, GATED,
+                    x_tiles, weight_tiles, tokens, features, K, whole, sharers, parts, x_smem,
+                    w_smem, full, empty, CONSUMERS, HALVES, BESIDE, STAGES, SHARED, GATED,
                     PDL,
                 )),
             ],
@@ -250,7 +248,7 @@ def next_stage(stage, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def _place(tile, token_tiles, feature_tiles, GROUP: gl.constexpr):
+def _place(tile, token_tiles, feature_tiles):
     """Return the place of a tile: groups of GROUP tiles of tokens, then features, then tokens.
 
     The tiles of the last tokens may be less work. The order of the tokens turns in each round, so
@@ -266,35 +264,26 @@ def _place(tile, token_tiles, feature_tiles, GROUP: gl.constexpr):
 
 
 @gluon.jit
-def _count(blocks, whole, rest, sharers, SHARED: gl.constexpr):
+def _count(whole, sharers):
     """Return the number of tiles that only this program computes, and of all its tiles."""
     program = gl.program_id(0)
     own = (whole - program + gl.num_programs(0) - 1) // gl.num_programs(0)
-    count = own
-    if SHARED:
-        units = rest * blocks
-        begin = program * units // sharers
-        end = (program + 1) * units // sharers
-        count += gl.where(program < sharers, (end - 1) // blocks - begin // blocks + 1, 0)
-    return own, count
+    return own, own + gl.where(program < sharers, 1, 0)
 
 
 @gluon.jit
-def _item(item, own, blocks, whole, rest, sharers, SHARED: gl.constexpr):
+def _item(item, own, blocks, whole, parts, SHARED: gl.constexpr):
     """Return the tile number `item` of this program, and its part of the tile's columns."""
     program = gl.program_id(0)
     tile = program + item * gl.num_programs(0)
     first = 0
     last = blocks
     if SHARED:
-        units = rest * blocks
-        begin = program * units // sharers
-        end = (program + 1) * units // sharers
-        at = begin // blocks + item - own
         is_shared = item >= own
-        tile = gl.where(is_shared, whole + at, tile)
-        first = gl.where(is_shared, gl.maximum(begin - at * blocks, 0), 0)
-        last = gl.where(is_shared, gl.minimum(end - at * blocks, blocks), blocks)
+        part = program % parts
+        tile = gl.where(is_shared, whole + program // parts, tile)
+        first = gl.where(is_shared, part * blocks // parts, 0)
+        last = gl.where(is_shared, (part + 1) * blocks // parts, blocks)
     return tile, first, last
 
 
@@ -306,8 +295,8 @@ def _load(
     features,
     K,
     whole,
-    rest,
     sharers,
+    parts,
     x_smem,
     w_smem,
     full,
@@ -316,7 +305,6 @@ def _load(
     HALVES: gl.constexpr,
     BESIDE: gl.constexpr,
     STAGES: gl.constexpr,
-    GROUP: gl.constexpr,
     SHARED: gl.constexpr,
     GATED: gl.constexpr,
     PDL: gl.constexpr,
@@ -329,9 +317,9 @@ def _load(
     token_tiles = gl.cdiv(tokens, ROWS)
     feature_tiles = gl.cdiv(features, OUTPUTS)
     blocks = K // BLOCK_K
-    own, count = _count(blocks, whole, rest, sharers, SHARED)
-    tile, first, last = _item(0, own, blocks, whole, rest, sharers, SHARED)
-    row, column = _place(tile, token_tiles, feature_tiles, GROUP)
+    own, count = _count(whole, sharers)
+    tile, first, last = _item(0, own, blocks, whole, parts, SHARED)
+    row, column = _place(tile, token_tiles, feature_tiles)
     boxes = gl.minimum(gl.cdiv(tokens - row * ROWS, BOX), ROWS // BOX)
     ahead = gl.minimum(last - first, STAGES)
     for early in range(ahead):
@@ -346,8 +334,8 @@ def _load(
     stage = gl.where(ahead == STAGES, 0, ahead)
     phase = gl.where(ahead == STAGES, 0, 1)
     for item in range(count):
-        tile, first, last = _item(item, own, blocks, whole, rest, sharers, SHARED)
-        row, column = _place(tile, token_tiles, feature_tiles, GROUP)
+        tile, first, last = _item(item, own, blocks, whole, parts, SHARED)
+        row, column = _place(tile, token_tiles, feature_tiles)
         boxes = gl.minimum(gl.cdiv(tokens - row * ROWS, BOX), ROWS // BOX)
         for block in range(first + gl.where(item == 0, ahead, 0), last):
             mbarrier.wait(empty.index(stage), phase)
@@ -439,8 +427,8 @@ def _consume(
     K,
     x_scales_stride,
     whole,
-    rest,
     sharers,
+    parts,
     x_smem,
     w_smem,
     full,
@@ -449,8 +437,6 @@ def _consume(
     HALVES: gl.constexpr,
     BESIDE: gl.constexpr,
     STAGES: gl.constexpr,
-    GROUP: gl.constexpr,
-    SKEW: gl.constexpr,
     SHARED: gl.constexpr,
     ADD: gl.constexpr,
     BIAS: gl.constexpr,
@@ -470,15 +456,12 @@ def _consume(
     token_tiles = gl.cdiv(tokens, ROWS)
     feature_tiles = gl.cdiv(features, OUTPUTS)
     blocks = K // BLOCK_K
-    own, count = _count(blocks, whole, rest, sharers, SHARED)
-    if SKEW * consumer > 0:
-        mbarrier.wait(full.index(0), 0)
-        _pause(SKEW * consumer)
+    own, count = _count(whole, sharers)
     stage = gl.to_tensor(0)
     phase = gl.to_tensor(0)
     for item in range(count):
-        tile, first, last = _item(item, own, blocks, whole, rest, sharers, SHARED)
-        row, column = _place(tile, token_tiles, feature_tiles, GROUP)
+        tile, first, last = _item(item, own, blocks, whole, parts, SHARED)
+        row, column = _place(tile, token_tiles, feature_tiles)
         first_token = row * ROWS + first_row
         first_feature = column * OUTPUTS + first_column // (2 if GATED else 1)
         if first_token + (HALVES - 1) * HALF < tokens:
@@ -498,8 +481,7 @@ def _consume(
             )  # fmt: skip
         is_whole = last - first == blocks
         if SHARED:
-            slot = 2 * gl.program_id(0) + gl.maximum(item - own, 0)
-            sums = sums_ptr + (slot * CONSUMERS + consumer) * AREA
+            sums = sums_ptr + (gl.program_id(0) * CONSUMERS + consumer) * AREA
         for half in gl.static_range(HALVES):
             if first_token + half * HALF < tokens:
                 part = lower if half else upper
@@ -515,47 +497,27 @@ def _consume(
         if SHARED:  # noqa: SIM102
             if (not is_whole) & (first_token < tokens):
                 _signal(_flags(flags_ptr, tile - whole, consumer, CONSUMERS))
-    if SHARED:
-        units = rest * blocks
-        for item in range(own, count):
-            tile, first, last = _item(item, own, blocks, whole, rest, sharers, SHARED)
-            row, column = _place(tile, token_tiles, feature_tiles, GROUP)
+    if SHARED:  # noqa: SIM102 (known to the compiler)
+        if gl.program_id(0) < sharers:
+            part = gl.program_id(0) % parts
+            at = gl.program_id(0) // parts
+            row, column = _place(whole + at, token_tiles, feature_tiles)
             first_token = row * ROWS + first_row
-            if (last - first < blocks) & (first_token < tokens):
-                at = tile - whole
-                # The programs of the tile's first and last columns.
-                begin = ((at * blocks + 1) * sharers - 1) // units
-                parts = ((at + 1) * blocks * sharers - 1) // units - begin + 1
-                part = gl.program_id(0) - begin
+            if first_token < tokens:
                 held = gl.minimum(tokens - first_token, HALVES * HALF)
                 pieces = gl.cdiv(held, PIECE)
                 flags = _flags(flags_ptr, at, consumer, CONSUMERS)
                 _await(flags, 4 * parts)
+                sums = sums_ptr + (at * parts * CONSUMERS + consumer) * AREA
                 for piece in range(part * pieces // parts, (part + 1) * pieces // parts):
                     _fold(
-                        sums_ptr + consumer * AREA + piece * PIECE * SIDE, CONSUMERS * AREA, at,
-                        begin, parts, blocks, units, sharers, first_token + piece * PIECE,
+                        sums + piece * PIECE * SIDE, CONSUMERS * AREA, parts,
+                        first_token + piece * PIECE,
                         column * OUTPUTS + first_column // (2 if GATED else 1), x_scales_ptr,
                         weight_scales_ptr, bias_ptr, out_ptr, tokens, features, x_scales_stride,
                         ADD, BIAS, GATED,
                     )  # fmt: skip
                 _depart(flags, 4 * parts)
-
-
-@gluon.jit
-def _pause(CLOCKS: gl.constexpr):
-    """Let the warps of a consumer wait."""
-    thread = gl.arange(0, 128, layout=gl.BlockedLayout([1], [32], [4], [0]))
-    gl.inline_asm_elementwise(
-        "{ .reg .pred p; .reg .b32 from, now; mov.u32 from, %clock; "
-        "again: mov.u32 now, %clock; sub.u32 now, now, from; setp.lt.u32 p, now, $2; "
-        "@p bra again; mov.b32 $0, 0; }",
-        "=r,r,r",
-        [thread, thread * 0 + CLOCKS],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @gluon.jit
@@ -680,13 +642,8 @@ def _depart(flags, warps):
 @gluon.jit
 def _fold(
     sums_ptr,
-    slot_size,
-    at,
-    begin,
+    stride,
     parts,
-    blocks,
-    units,
-    sharers,
     first_token,
     first_feature,
     x_scales_ptr,
@@ -700,7 +657,10 @@ def _fold(
     BIAS: gl.constexpr,
     GATED: gl.constexpr,
 ):
-    """Add up the sums of PIECE tokens of all parts of a tile, and store the products."""
+    """Add up the sums of PIECE tokens of all parts of a tile, and store the products.
+
+    The sums of a part begin `stride` values after those of the part before it.
+    """
     OUTPUTS: gl.constexpr = SIDE // 2 if GATED else SIDE
     layout: gl.constexpr = gl.DistributedLinearLayout(
         [[0, 1], [0, 2], [0, 4]] if GATED else [[0, 1], [0, 2], [0, 4], [8, 0]],
@@ -718,10 +678,7 @@ def _fold(
     first = gl.zeros([PIECE, OUTPUTS], gl.float32, layout=layout)
     second = gl.zeros([PIECE, OUTPUTS], gl.float32, layout=layout)
     for other in gl.static_range(MAX_PARTS):
-        program = begin + other
-        # A program's second part of a tile is in its second slot.
-        slot = 2 * program + at - program * units // sharers // blocks
-        from_ptr = sums_ptr + slot * slot_size + inner
+        from_ptr = sums_ptr + other * stride + inner
         mask = (inner >= 0) & (other < parts)
         first += gl.load(from_ptr, mask=mask, other=0.0, volatile=True)
         if GATED:

@@ -33,8 +33,8 @@ from pagewire.worker.ops.triton.streamed import scaled as streamed
 # cuBLAS. Timed on an H200.
 WIDEN_TOKENS = 64
 # Numbers of tokens for which the product with gates and values also computes the activation. For
-# more, that costs the product more time than it saves. Timed on an H100; the bits are the same.
-GATED_TOKENS = range(384, 1025)
+# more, that costs the product more time than it saves. Timed on an H200; the bits are the same.
+GATED_TOKENS = range(400, 901)
 
 
 def arranged(weight: GroupedWeight) -> GroupedWeight:
@@ -151,9 +151,8 @@ def _multiply_token(
     config = few_tokens.stream_of(1, weight, x.dtype, gated)
     if config is None:
         fused_vector.multiply(
-            x, weight, out, bias, norm=norm, norm_weight=norm_weight, eps=eps, gated=gated,
-            add=add, tiles=few_tokens.vector_tiles(weight),
-        )  # fmt: skip
+            x, weight, out, bias, norm=norm, norm_weight=norm_weight, eps=eps, gated=gated, add=add
+        )
     elif config.own:
         streamed.multiply_token(
             x, weight, out, bias, norm=norm, norm_weight=norm_weight, eps=eps, gated=gated,

@@ -28,11 +28,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagewire.worker.ops.contract.quantized import LARGEST, QuantizedInput, ScaledWeight
 from pagewire.worker.ops.device import dependent_launch, is_hopper, multiprocessors
-from pagewire.worker.ops.integers import cdiv, next_power_of_2
+from pagewire.worker.ops.integers import cdiv
 from pagewire.worker.ops.triton.streamed.scaled_config import (
     MAX_TOKENS,
     ScaledStream,
     fits,
+    held_tiles,
     part_of,
 )
 
@@ -122,7 +123,8 @@ def _launch(
     own = token is not None
     assert k % COLUMNS.value == 0, "the columns of the weight are no multiple of 128"
     assert tokens <= config.tokens
-    assert fits(config, k, own=own, gated=gated), "these tiles do not fit"
+    assert own == config.own
+    assert fits(config, k, gated), "these tiles do not fit"
     device = weight.values.device
     pdl = dependent_launch(device)
     launch = {"launch_pdl": True} if pdl else {}
@@ -134,7 +136,7 @@ def _launch(
     else:
         weights = _tiles(weight.values, [part, COLUMNS.value])
     runs = cdiv(rows, config.rows)
-    most = cdiv(runs, config.programs * multiprocessors(device))  # runs of a program
+    most = cdiv(runs, multiprocessors(device))  # runs of a program
     scaled_stream_kernel[(cdiv(runs, most),)](
         weights,
         weights if x_tiles is None else x_tiles,
@@ -154,7 +156,7 @@ def _launch(
         TOKENS=config.tokens,
         TILES=config.tiles,
         STAGES=config.stages,
-        HELD=_held(config, k, own),
+        HELD=held_tiles(k, config.tiles) if own else 0,
         OWN=k if own else 0,
         NORM=norm,
         NORM_WEIGHT=norm_weight is not None,
@@ -167,13 +169,6 @@ def _launch(
         maxnreg=config.registers,
         **launch,
     )
-
-
-def _held(config: ScaledStream, k: int, own: bool) -> int:
-    """Return the tiles of the input that stay in shared memory, or 0 if they follow the weights."""
-    if own:
-        return max(config.tiles, next_power_of_2(k) // COLUMNS.value)
-    return cdiv(k, config.tiles * COLUMNS.value) * config.tiles if config.held else 0
 
 
 def _tiles(matrix: Tensor, shape: list[int]) -> TensorDescriptor:
@@ -216,7 +211,7 @@ def scaled_stream_kernel(
     programs, n.
 
     Shared memory holds STAGES times TILES tiles of weights. A tile arrives in copies of PART rows.
-    HELD tiles of the input are there all the time; with HELD = 0 they arrive with the weights.
+    Tiles of the input arrive with the weights. With OWN all are there, HELD tiles.
     """
     if PDL:
         gdc_launch_dependents()
@@ -225,30 +220,28 @@ def scaled_stream_kernel(
     # An instruction reads HEIGHT rows, so the last tile is followed by rows that are never filled.
     PARTS: gl.constexpr = STAGES * TILES * (ROWS // PART) + (HEIGHT - ROWS) // PART
     w_shape: gl.constexpr = [PARTS] + weight_tiles.block_shape  # noqa: RUF005
-    X_TILES: gl.constexpr = HELD if HELD else STAGES * TILES
+    X_TILES: gl.constexpr = HELD if OWN else STAGES * TILES
     w_smem = gl.allocate_shared_memory(dtype, w_shape, weight_tiles.layout)
     x_smem = gl.allocate_shared_memory(dtype, [X_TILES, TOKENS, COLUMNS], tiled)
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
-    given = gl.allocate_shared_memory(gl.int64, [1, 1], barrier)
     for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=1 if HELD else 2)  # weights, and inputs
+        mbarrier.init(full.index(stage), count=1 if OWN else 2)  # weights, and inputs
         mbarrier.init(empty.index(stage), count=1)
-    mbarrier.init(given.index(0), count=1)
     fence_async_shared()
     rows = features * (2 if GATED else 1)
     gl.warp_specialize(
         [
             (_consume, (
                 token_ptr, norm_ptr, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr, tokens,
-                features, rows, K, x_scales_stride, eps, w_smem, x_smem, full, empty, given, ROWS,
+                features, rows, K, x_scales_stride, eps, w_smem, x_smem, full, empty, ROWS,
                 PART, TOKENS, TILES, STAGES, HELD, OWN, NORM, NORM_WEIGHT, STATIC, GATED, ADD,
                 BIAS, PDL,
             )),
             (_load, (
-                weight_tiles, x_tiles, rows, K, w_smem, x_smem, full, empty, given, ROWS, PART,
-                TOKENS, TILES, STAGES, HELD, OWN, GATED, PDL,
+                weight_tiles, x_tiles, rows, K, w_smem, x_smem, full, empty, ROWS, PART,
+                TOKENS, TILES, STAGES, OWN, GATED, PDL,
             )),
         ],
         [1],
@@ -289,9 +282,9 @@ def _copy_inputs(
 
 @gluon.jit
 def _load(
-    weight_tiles, x_tiles, rows, K, w_smem, x_smem, full, empty, given,
+    weight_tiles, x_tiles, rows, K, w_smem, x_smem, full, empty,
     ROWS: gl.constexpr, PART: gl.constexpr, TOKENS: gl.constexpr, TILES: gl.constexpr,
-    STAGES: gl.constexpr, HELD: gl.constexpr, OWN: gl.constexpr, GATED: gl.constexpr,
+    STAGES: gl.constexpr, OWN: gl.constexpr, GATED: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
     """Copy all tiles."""
@@ -306,24 +299,18 @@ def _load(
     if not OWN:
         if PDL:
             gdc_wait()
-        if HELD:
-            mbarrier.expect(given.index(0), HELD * TOKENS * COLUMNS)
-            for piece in range(HELD // TILES):
-                first = piece * TILES
-                _copy_inputs(x_tiles, first, x_smem, first, given.index(0), TOKENS, TILES)
-        else:
-            for position in range(ahead):
-                mbarrier.expect(full.index(position), X_BYTES)
-                first = position % steps * TILES
-                _copy_inputs(
-                    x_tiles, first, x_smem, position * TILES, full.index(position), TOKENS, TILES
-                )
+        for position in range(ahead):
+            mbarrier.expect(full.index(position), X_BYTES)
+            first = position % steps * TILES
+            _copy_inputs(
+                x_tiles, first, x_smem, position * TILES, full.index(position), TOKENS, TILES
+            )
     stage = gl.to_tensor(0)
     phase = gl.to_tensor(0)
     for position in range(STAGES, runs * steps):
         mbarrier.wait(empty.index(stage), phase)
         _copy_weights(weight_tiles, position, steps, w_smem, stage, full, ROWS, PART, TILES, GATED)
-        if not HELD:
+        if not OWN:
             mbarrier.expect(full.index(stage), X_BYTES)
             first = position % steps * TILES
             _copy_inputs(x_tiles, first, x_smem, stage * TILES, full.index(stage), TOKENS, TILES)
@@ -335,7 +322,7 @@ def _load(
 @gluon.jit
 def _consume(
     token_ptr, norm_ptr, x_scales_ptr, weight_scales_ptr, bias_ptr, out_ptr, tokens, features, rows,
-    K, x_scales_stride, eps, w_smem, x_smem, full, empty, given,
+    K, x_scales_stride, eps, w_smem, x_smem, full, empty,
     ROWS: gl.constexpr, PART: gl.constexpr, TOKENS: gl.constexpr, TILES: gl.constexpr,
     STAGES: gl.constexpr, HELD: gl.constexpr, OWN: gl.constexpr, NORM: gl.constexpr,
     NORM_WEIGHT: gl.constexpr, STATIC: gl.constexpr, GATED: gl.constexpr, ADD: gl.constexpr,
@@ -354,8 +341,6 @@ def _consume(
         x_scale = gl.load(
             x_scales_ptr + token.to(gl.int64) * x_scales_stride, mask=token < tokens, other=0.0
         )[None, :]
-        if HELD:
-            mbarrier.wait(given.index(0), 0)
     none = gl.zeros([HEIGHT, TOKENS], gl.float32, layout=of_sums)
     steps = gl.cdiv(K, TILES * COLUMNS)
     stage = gl.to_tensor(0)
@@ -377,7 +362,7 @@ def _consume(
         for step in range(steps):
             mbarrier.wait(full.index(stage), phase)
             tile = stage * TILES
-            x_tile = step * TILES if HELD else tile
+            x_tile = step * TILES if OWN else tile
             a = _product(w_smem, x_smem, tile, x_tile, none, ROWS, PART)
             if TILES > 1:
                 b = _product(w_smem, x_smem, tile + 1, x_tile + 1, none, ROWS, PART)
