@@ -321,7 +321,7 @@ def test_graphs_need_no_host(case: str, starts: dict) -> None:
     ("case", "kernels"),
     [
         ("8B AWQ", {"fragment_gemm_kernel", "fragment_vector_kernel"}),
-        ("8B FP8", {"_fused_vector_kernel", "scaled_hopper_kernel", "_scaled_kernel"}),
+        ("8B FP8", {"scaled_stream_kernel", "scaled_hopper_kernel", "_scaled_kernel"}),
         (
             "8B FP8, FP8 KV, drafts",
             {"_locate_kernel", "_embed_kernel", "decode_kernel", "prefill_hopper_kernel"},
