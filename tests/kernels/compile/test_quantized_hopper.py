@@ -68,13 +68,14 @@ def fused(k: int, is_gated: bool, normed: bool) -> None:
     fused_vector.multiply(meta(1, k), weight, out, gated=is_gated, **norm)
 
 
-def grouped(shape: int, parts: int, dtype: torch.dtype, add: bool) -> None:
+def grouped(shape: int, sharers: int, dtype: torch.dtype, add: bool) -> None:
     from pagewire.worker.ops.triton.quantized import fragment_gemm
 
     chosen = fragment_gemm.SHAPES[shape]
+    plan = fragment_gemm.Plan(chosen, 1 if sharers else 0, sharers)
     x, out = (meta(chosen.tokens, width, dtype=dtype) for width in (K, FEATURES))
     weight = arranged(dtype=dtype)
-    fragment_gemm.multiply(x, weight, out, shape=chosen, parts=parts, add=add)
+    fragment_gemm.multiply(x, weight, out, plan=plan, add=add)
 
 
 def vector(bits: int, k: int = K) -> None:
@@ -105,10 +106,10 @@ FUSED = {
     "quantized token, gated": (fused, 4096, True, True),
 }
 GROUPED = {
-    f"4 bits, shape {shape}, {parts} parts, {dtype}, add {add}": (grouped, shape, parts, dtype, add)
-    for shape in range(10)
-    for parts, dtype, add in (
-        (1, torch.bfloat16, False),
+    f"4 bits, shape {shape}, {n} sharers, {dtype}, add {add}": (grouped, shape, n, dtype, add)
+    for shape in range(17)
+    for n, dtype, add in (
+        (0, torch.bfloat16, False),
         (2, torch.bfloat16, False),
         (2, torch.float16, True),
     )
@@ -138,9 +139,9 @@ def compile_cases() -> dict[str, list[dict]]:
         module.dependent_launch = lambda device: True
     for module in (exchange, fragment_gemm, fused_vector, hopper):
         module.multiprocessors = lambda device: 132
-    assert len(fragment_gemm.SHAPES) == 10
+    assert len(fragment_gemm.SHAPES) == 17
     assert len(choices.SHAPES) == 6
-    programs = [shape.programs for shape in fragment_gemm.SHAPES]
+    shapes = fragment_gemm.SHAPES
 
     def count(launch: Launch) -> dict[str, int]:
         return {
@@ -158,7 +159,8 @@ def compile_cases() -> dict[str, list[dict]]:
 
     found = counts_of_cases(SCALED | FUSED | GROUPED | VECTOR | ARRANGED, count)
     for name, (_, shape, *_) in GROUPED.items():
-        found[name][0]["wanted"] = programs[shape]
+        found[name][0]["wanted"] = shapes[shape].programs
+        found[name][0]["pieces"] = shapes[shape].tokens.bit_count()
     for name, (_, shape, *_) in SCALED.items():
         found[name][0]["consumers"] = choices.SHAPES[shape].consumers
         found[name][0]["halves"] = choices.SHAPES[shape].halves
@@ -195,7 +197,7 @@ def test_consumers_add_sums_of_128_products(case, launches):
 def test_programs_of_a_shape_run_at_once(case, launches):
     [launch] = launches[case]
     assert launch["resident"] >= launch["wanted"]
-    assert launch["wgmma"] == 8  # of 16 columns each
+    assert launch["wgmma"] == 8 * launch["pieces"]  # of 16 columns each
     assert launch["mma"] == 0
 
 

@@ -4,13 +4,15 @@ A program has a loader, which is one warp, and one or two warp groups of four wa
 The loader copies runs of weights and inputs to shared memory by TMA. A consumer widens 64 rows in
 registers, which the tensor cores read. It widens half a run while they multiply the previous half.
 
-Where a round of programs would leave multiprocessors idle, several programs share the columns of a
-tile, in parts. The last program adds up the sums: its own first, then the others in the order of
-the columns. A tile that is not shared has sums in the order of `grouped`, and the same bits.
+Where a round of programs would leave multiprocessors idle, programs share the last tiles, in equal
+spans of columns. The program with the last columns of a tile adds up the sums: its own first, then
+the others in the order of the columns. A tile of one program has sums in the order of `grouped`,
+and the same bits.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -51,8 +53,10 @@ MAX_PARTS = 6
 class Shape:
     """The tile of a program, `consumers` times 64 rows by `tokens`.
 
-    `stages` runs are in shared memory; `programs` run at once on a multiprocessor. A run takes
-    `alone` microseconds, and up to `crowding` more while other programs run, on an H100.
+    The tokens are one power of two, or the sum of several, largest first. Each is a piece with sums
+    of its own, and a weight is widened once for all pieces. `stages` runs are in shared memory;
+    `programs` run at once on a multiprocessor. A run takes `alone` microseconds, and up to
+    `crowding` more while other programs run, on an H100.
     """
 
     consumers: int
@@ -70,7 +74,8 @@ class Shape:
     @property
     def box(self) -> int:
         """Tokens that are copied at once; boxes without tokens are not copied."""
-        return max(8, self.tokens // 4)
+        smallest = self.tokens & -self.tokens
+        return smallest if smallest < self.tokens else max(8, self.tokens // 4)
 
     @property
     def registers(self) -> int:
@@ -91,37 +96,76 @@ SHAPES = (
     Shape(1, 128, 5, 1, alone=0.40, crowding=0.07),
     Shape(2, 128, 4, 1, alone=0.48, crowding=0.36),
     Shape(2, 256, 3, 1, alone=1.15, crowding=0.28),
+    Shape(1, 96, 6, 1, alone=0.38, crowding=0.08),
+    Shape(2, 96, 6, 1, alone=0.45, crowding=0.30),
+    Shape(1, 160, 4, 1, alone=0.52, crowding=0.10),
+    Shape(2, 160, 4, 1, alone=0.69, crowding=0.36),
+    Shape(1, 192, 4, 1, alone=0.62, crowding=0.10),
+    Shape(2, 192, 3, 1, alone=0.85, crowding=0.34),
+    Shape(2, 224, 3, 1, alone=1.02, crowding=0.32),
 )
 
 
-def _microseconds(shape: Shape, parts: int, tiles: int, runs: int, processors: int) -> float:
-    """Estimate the time of all tiles; `parts` programs share each tile of the last round."""
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The programs of a product: each computes a tile, and `sharers` share the last `shared`."""
+
+    shape: Shape
+    shared: int = 0
+    sharers: int = 0
+
+    def tiles(self, tokens: int, features: int) -> int:
+        """Count the tiles of a product."""
+        return cdiv(features, self.shape.rows) * cdiv(tokens, self.shape.tokens)
+
+    def microseconds(self, tiles: int, runs: int, processors: int) -> float:
+        """Estimate the time of all tiles."""
+        shape = self.shape
+        slots = processors * shape.programs
+        rounds, rest = divmod(tiles - self.shared, slots)
+        taken = rounds * runs * (shape.alone + shape.crowding)
+        taken += (rest > 0) * runs * (shape.alone + shape.crowding * rest / slots)
+        if not self.shared:
+            return taken
+        span = cdiv(self.shared * runs, self.sharers)
+        taken += span * (shape.alone + shape.crowding * self.sharers / slots)
+        # The last sharer of a tile waits for each other one, and for the transfer of its sums.
+        even = self.sharers % self.shared == 0
+        others = self.sharers // self.shared - 1 if even else cdiv(self.sharers, self.shared)
+        return taken + others * (0.4 + shape.rows * shape.tokens * 1.4e-4)
+
+
+def plans(
+    shape: Shape, tokens: int, features: int, runs: int, processors: int
+) -> Iterator[Plan]:
+    """List the plans of a shape: without sharers, and with as many as run at once, or fewer."""
+    yield Plan(shape)
     slots = processors * shape.programs
-    rounds, rest = divmod(tiles, slots)
-    taken = rounds * runs * (shape.alone + shape.crowding)
-    if rest:
-        busy = rest * parts / slots
-        taken += cdiv(runs, parts) * (shape.alone + shape.crowding * busy)
-    # Each further part adds waiting, and the transfer of its sums.
-    return taken + (parts - 1) * (0.4 + shape.rows * shape.tokens * 1.4e-4)
+    tiles = Plan(shape).tiles(tokens, features)
+    if not (rest := tiles % slots):
+        return
+    sharers = [parts * rest for parts in range(2, min(MAX_PARTS, runs, slots // rest) + 1)]
+    if slots <= min(MAX_PARTS, runs) * rest and slots not in sharers:
+        sharers.append(slots)
+    for count in sharers:
+        yield Plan(shape, rest, count)
+    if tiles > slots:
+        yield Plan(shape, rest + slots, slots)
 
 
 @cache
-def choose_shape(tokens: int, features: int, k: int, processors: int) -> tuple[Shape, int]:
-    """Choose the shape, and the parts of each tile of the last round, with the least time."""
+def choose(tokens: int, features: int, k: int, processors: int, whole: bool = False) -> Plan:
+    """Choose the plan with the least time; with `whole`, among those without sharers."""
     runs = k // RUN
     found = []
     for shape in SHAPES:
         if shape.consumers == 1 and tokens > 4 * shape.tokens:
             continue  # inputs would be read too often
-        tiles = cdiv(features, shape.rows) * cdiv(tokens, shape.tokens)
-        slots = processors * shape.programs
-        most = min(MAX_PARTS, runs, slots // (tiles % slots)) if tiles % slots else 1
-        for parts in range(1, max(1, most) + 1):
-            time = _microseconds(shape, parts, tiles, runs, processors)
-            found.append((time, shape.tokens, shape, parts))
-    best = min(found, key=lambda each: each[:2])
-    return best[2], best[3]
+        for plan in plans(shape, tokens, features, runs, processors):
+            if not (whole and plan.shared):
+                time = plan.microseconds(plan.tiles(tokens, features), runs, processors)
+                found.append((time, shape.tokens, plan))
+    return min(found, key=lambda each: each[:2])[2]
 
 
 def multiply(
@@ -131,30 +175,26 @@ def multiply(
     bias: Tensor | None = None,
     *,
     add: bool = False,
-    shape: Shape | None = None,
-    parts: int | None = None,
+    plan: Plan | None = None,
+    whole: bool = False,
 ) -> None:
     """Store `x @ weight.T + bias` in `out`; with `add`, add it to `out`.
 
-    The weight is arranged and its `order` ignored. `parts` programs share each tile of the last
-    round; with 1 the bits do not depend on the number of tokens.
+    The weight is arranged and its `order` ignored. With `whole`, no tile is shared, and the bits do
+    not depend on the number of tokens.
     """
     assert weight.pairs is not None
     assert x.dtype == weight.scales.dtype
     if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
         x = x.clone(memory_format=torch.contiguous_format)
     (tokens, k), features = x.shape, weight.shape[0]
-    processors = multiprocessors(x.device)
-    if shape is None:
-        shape, chosen = choose_shape(tokens, features, k, processors)
-        parts = parts or chosen
-    parts = parts or 1
-    tiles = cdiv(features, shape.rows) * cdiv(tokens, shape.tokens)
-    whole = tiles
-    if parts > 1:
-        whole -= tiles % (processors * shape.programs)
+    plan = plan or choose(tokens, features, k, multiprocessors(x.device), whole)
+    shape = plan.shape
+    unshared = plan.tiles(tokens, features) - plan.shared
     partials, flags = shared_sums(x.device)
-    assert (tiles - whole) * (parts - 1) * shape.rows * shape.tokens <= partials.numel()
+    assert plan.sharers * shape.rows * shape.tokens <= partials.numel()
+    assert unshared >= 0
+    assert plan.sharers <= plan.shared * (k // RUN)
     of_words = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     of_pairs = gl.NVMMASharedLayout(swizzle_byte_width=32, element_bitwidth=32, rank=2)
     of_inputs = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
@@ -162,7 +202,7 @@ def multiply(
     pairs = weight.pairs.view(-1, LINE)
     pdl = dependent_launch(x.device)
     launch = {"launch_pdl": True} if pdl else {}
-    fragment_gemm_kernel[(whole + (tiles - whole) * parts,)](
+    fragment_gemm_kernel[(unshared + plan.sharers,)](
         TensorDescriptor.from_tensor(x, [shape.box, HALF.value], of_inputs),
         TensorDescriptor.from_tensor(words, [LINES.value, 2 * WORDS.value], of_words),
         TensorDescriptor.from_tensor(pairs, [BLOCK // LINE, LINE], of_pairs),
@@ -174,14 +214,15 @@ def multiply(
         features,
         k,
         weight.pairs.shape[1],
-        whole,
-        parts,
+        unshared,
+        plan.shared,
+        plan.sharers,
         GROUP=weight.group,
         CONSUMERS=shape.consumers,
         BLOCK_T=shape.tokens,
         BOX=shape.box,
         STAGES=shape.stages,
-        SHARED=parts > 1,
+        SHARED=plan.shared > 0,
         ADD=add,
         BIAS=bias is not None,
         PDL=pdl,
@@ -205,7 +246,27 @@ def _of_store(rows, tokens):
     )
 
 
-@gluon.jit(do_not_specialize=["tokens", "whole", "parts"])
+@gluon.constexpr_function
+def _count(tokens):
+    """Return the number of pieces of a tile: powers of two that add up to its tokens."""
+    return tokens.bit_count()
+
+
+@gluon.constexpr_function
+def _piece(tokens, index):
+    """Return the tokens of a piece; the first is the largest."""
+    for _ in range(index):
+        tokens -= 1 << (tokens.bit_length() - 1)
+    return 1 << (tokens.bit_length() - 1)
+
+
+@gluon.constexpr_function
+def _before(tokens, index):
+    """Return the tokens of the pieces before a piece."""
+    return sum(_piece(tokens, i) for i in range(index))
+
+
+@gluon.jit(do_not_specialize=["tokens", "whole", "shared", "sharers"])
 def fragment_gemm_kernel(
     x_tiles,  # descriptor of [tokens, K]
     words,  # descriptor of [blocks * runs * LINES, 2 * WORDS] in 16 bits
@@ -219,7 +280,8 @@ def fragment_gemm_kernel(
     K,
     groups,
     whole,  # tiles that are not shared
-    parts,  # of a shared tile
+    shared,  # tiles that are
+    sharers,  # programs that share them
     GROUP: gl.constexpr,
     CONSUMERS: gl.constexpr,
     BLOCK_T: gl.constexpr,
@@ -230,14 +292,20 @@ def fragment_gemm_kernel(
     BIAS: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """Multiply CONSUMERS * 64 weight rows by BLOCK_T tokens, or a part of their columns.
+    """Multiply CONSUMERS * 64 weight rows by BLOCK_T tokens, or the runs of a sharer.
 
-    The grid is `[whole + parts * shared tiles]`. Programs of a shared tile are neighbours. The last
-    one waits for the others, which began before it.
+    The grid is `[whole + sharers]`. Sharer `i` has an equal span of the runs of all shared tiles,
+    which are counted tile after tile. It begins with its last tile. So it stores the sums of an
+    unfinished tile at once, and waits at its end for sharers that began before it.
     """
+    dtype: gl.constexpr = x_tiles.dtype
+    tiled: gl.constexpr = x_tiles.layout
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
     ROWS: gl.constexpr = CONSUMERS * SIDE
-    x_smem = gl.allocate_shared_memory(x_tiles.dtype, [STAGES * 2, BLOCK_T, HALF], x_tiles.layout)
+    x_smem = ()
+    for i in gl.static_range(_count(BLOCK_T)):
+        piece = gl.allocate_shared_memory(dtype, [STAGES * 2, _piece(BLOCK_T, i), HALF], tiled)
+        x_smem = x_smem + (piece,)
     w_smem = gl.allocate_shared_memory(
         gl.int16, [STAGES, CONSUMERS * LINES, 2 * WORDS], words.layout
     )
@@ -251,32 +319,23 @@ def fragment_gemm_kernel(
     if PDL:
         gdc_launch_dependents()
     runs = K // COLUMNS
-    tile = gl.program_id(0)
-    part = 0
-    first = 0
-    last = runs
+    program = gl.program_id(0)
+    begin = program * runs
+    end = begin + runs
     if SHARED:  # noqa: SIM102 (known to the compiler)
-        if tile >= whole:
-            part = (tile - whole) % parts
-            tile = whole + (tile - whole) // parts
-            first = part * runs // parts
-            last = (part + 1) * runs // parts
-    token_tiles = gl.cdiv(tokens, BLOCK_T)
-    a_group = GROUP_TILES * gl.cdiv(features, ROWS)
-    begin = tile // a_group * GROUP_TILES
-    height = gl.minimum(token_tiles - begin, GROUP_TILES)
-    token = (begin + tile % a_group % height) * BLOCK_T
-    row = tile % a_group // height * ROWS
+        if program >= whole:
+            begin = whole * runs + (program - whole) * shared * runs // sharers
+            end = whole * runs + (program - whole + 1) * shared * runs // sharers
     gl.warp_specialize(
         [
             (_consume, (
-                row, token, first, last, tile - whole, part, parts, bias_ptr, out_ptr, partial_ptr,
-                flags_ptr, tokens, features, x_smem, w_smem, p_smem, full, empty, CONSUMERS,
-                BLOCK_T, STAGES, SHARED, ADD, BIAS, PDL,
+                begin, end, runs, whole, shared, sharers, bias_ptr, out_ptr, partial_ptr, flags_ptr,
+                tokens, features, x_smem, w_smem, p_smem, full, empty, CONSUMERS, BLOCK_T, STAGES,
+                SHARED, ADD, BIAS, PDL,
             )),
             (_load, (
-                row, token, first, last, runs, groups, x_tiles, words, pairs, x_smem, w_smem,
-                p_smem, full, empty, tokens, GROUP, CONSUMERS, BLOCK_T, BOX, STAGES, PDL,
+                begin, end, runs, groups, x_tiles, words, pairs, x_smem, w_smem, p_smem, full,
+                empty, tokens, features, GROUP, CONSUMERS, BLOCK_T, BOX, STAGES, SHARED, PDL,
             )),
         ],
         [1],
@@ -285,11 +344,19 @@ def fragment_gemm_kernel(
 
 
 @gluon.jit
+def _place(tile, tokens, features, ROWS: gl.constexpr, BLOCK_T: gl.constexpr):
+    """Return the first row and the first token of a tile."""
+    token_tiles = gl.cdiv(tokens, BLOCK_T)
+    a_group = GROUP_TILES * gl.cdiv(features, ROWS)
+    begin = tile // a_group * GROUP_TILES
+    height = gl.minimum(token_tiles - begin, GROUP_TILES)
+    return tile % a_group // height * ROWS, (begin + tile % a_group % height) * BLOCK_T
+
+
+@gluon.jit
 def _load(
-    row,
-    token,
-    first,
-    last,
+    begin,
+    end,
     runs,
     groups,
     x_tiles,
@@ -301,15 +368,22 @@ def _load(
     full,
     empty,
     tokens,
+    features,
     GROUP: gl.constexpr,
     CONSUMERS: gl.constexpr,
     BLOCK_T: gl.constexpr,
     BOX: gl.constexpr,
     STAGES: gl.constexpr,
+    SHARED: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """Load the runs from `first` on; the first weights load while inputs may still be computed."""
+    """Load a program's runs; the first weights load while inputs may still be computed."""
+    ROWS: gl.constexpr = CONSUMERS * SIDE
     BOXES: gl.constexpr = BLOCK_T // BOX
+    tile = (end - 1) // runs
+    first = gl.maximum(begin - tile * runs, 0)
+    last = end - tile * runs
+    row, token = _place(tile, tokens, features, ROWS, BLOCK_T)
     boxes = gl.minimum(gl.cdiv(tokens - token, BOX), BOXES)
     for stage in gl.static_range(STAGES):
         there = first + stage < last
@@ -321,10 +395,16 @@ def _load(
     if PDL:
         gdc_wait()
     for stage in gl.static_range(STAGES):
-        there = first + stage < last
-        _load_inputs(token, first + stage, x_tiles, x_smem, full, stage, boxes, there, BOX, BOXES)
+        _load_inputs(
+            token, first + stage, x_tiles, x_smem, full, stage, boxes, first + stage < last,
+            BLOCK_T, BOX,
+        )  # fmt: skip
     stage = 0
     phase = 0
+    if SHARED:  # noqa: SIM102
+        if last - first < STAGES:
+            stage = last - first
+            phase = 1  # the other stages are empty
     for run in range(first + STAGES, last):
         mbarrier.wait(empty.index(stage), phase)
         _expect(full, stage, boxes, True, CONSUMERS, BOX, BOXES)
@@ -332,8 +412,22 @@ def _load(
             row, run, runs, groups, words, pairs, w_smem, p_smem, full, stage, True, GROUP,
             CONSUMERS,
         )  # fmt: skip
-        _load_inputs(token, run, x_tiles, x_smem, full, stage, boxes, True, BOX, BOXES)
+        _load_inputs(token, run, x_tiles, x_smem, full, stage, boxes, True, BLOCK_T, BOX)
         stage, phase = next_stage(stage, phase, STAGES)
+    if SHARED:
+        for back in range(1, tile - begin // runs + 1):
+            before = tile - back
+            row, token = _place(before, tokens, features, ROWS, BLOCK_T)
+            boxes = gl.minimum(gl.cdiv(tokens - token, BOX), BOXES)
+            for run in range(gl.maximum(begin - before * runs, 0), runs):
+                mbarrier.wait(empty.index(stage), phase)
+                _expect(full, stage, boxes, True, CONSUMERS, BOX, BOXES)
+                _load_weights(
+                    row, run, runs, groups, words, pairs, w_smem, p_smem, full, stage, True, GROUP,
+                    CONSUMERS,
+                )  # fmt: skip
+                _load_inputs(token, run, x_tiles, x_smem, full, stage, boxes, True, BLOCK_T, BOX)
+                stage, phase = next_stage(stage, phase, STAGES)
 
 
 @gluon.jit
@@ -400,19 +494,20 @@ def _load_inputs(
     stage,
     boxes,
     there,
+    BLOCK_T: gl.constexpr,
     BOX: gl.constexpr,
-    BOXES: gl.constexpr,
 ):
     """Load both halves of a run of inputs, in boxes, because rows past the end take longer."""
-    for i in gl.static_range(BOXES):
-        for half in gl.static_range(2):
-            tma.async_copy_global_to_shared(
-                x_tiles,
-                [token + i * BOX, run * COLUMNS + half * HALF],
-                full.index(stage),
-                x_smem.index(stage * 2 + half).slice(i * BOX, BOX),
-                pred=there & (i < boxes),
-            )
+    for piece in gl.static_range(_count(BLOCK_T)):
+        for i in gl.static_range(_piece(BLOCK_T, piece) // BOX):
+            for half in gl.static_range(2):
+                tma.async_copy_global_to_shared(
+                    x_tiles,
+                    [token + _before(BLOCK_T, piece) + i * BOX, run * COLUMNS + half * HALF],
+                    full.index(stage),
+                    x_smem[piece].index(stage * 2 + half).slice(i * BOX, BOX),
+                    pred=there & (_before(BLOCK_T, piece) // BOX + i < boxes),
+                )
 
 
 @gluon.jit
@@ -491,15 +586,52 @@ def _widened(words, scale, middle, dtype: gl.constexpr, FAR: gl.constexpr):
     return parts.permute([0, 2, 4, 1, 3]).reshape([ROWS, HALF]).to(dtype, bitcast=True)
 
 
+@gluon.constexpr_function
+def _of_sums(consumers, tokens):
+    return gl.NVMMADistributedLayout([3, 0], [4 * consumers, 1], [16, tokens, 16])
+
+
+@gluon.jit
+def _zeros(CONSUMERS: gl.constexpr, TOKENS: gl.constexpr):
+    return gl.zeros([CONSUMERS * SIDE, TOKENS], gl.float32, layout=_of_sums(CONSUMERS, TOKENS))
+
+
+@gluon.jit
+def _product(w, x, sums):
+    """Begin to add products. A thread holds the same weights for every number of tokens."""
+    of_weights: gl.constexpr = gl.DotOperandLayout(0, sums.type.layout, 2)
+    return warpgroup_mma(gl.convert_layout(w, of_weights), x, sums, is_async=True)
+
+
+@gluon.jit
+def _products(w, x_smem, place, sums, BLOCK_T: gl.constexpr):
+    """Begin to add the products of half a run with all pieces; wait for the previous half."""
+    COUNT: gl.constexpr = _count(BLOCK_T)
+    begun = ()
+    for i in gl.static_range(COUNT):
+        x = x_smem[i].index(place).permute((1, 0))
+        begun = begun + (_product(w, x, sums[i]),)
+    return _wait(COUNT, begun, BLOCK_T)
+
+
+@gluon.jit
+def _wait(outstanding: gl.constexpr, sums, BLOCK_T: gl.constexpr):
+    """Wait until at most `outstanding` products are not yet added."""
+    if _count(BLOCK_T) == 1:
+        added = (warpgroup_mma_wait(outstanding, deps=sums),)
+    else:
+        added = warpgroup_mma_wait(outstanding, deps=sums)
+    return added
+
+
 @gluon.jit
 def _consume(
-    row,
-    token,
-    first,
-    last,
-    shared_tile,
-    part,
-    parts,
+    begin,
+    end,
+    runs,
+    whole,
+    shared,
+    sharers,
     bias_ptr,
     out_ptr,
     partial_ptr,
@@ -519,54 +651,115 @@ def _consume(
     BIAS: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """Multiply the runs from `first` on, and store the tile or the sums of a part."""
-    of_sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4 * CONSUMERS, 1], [16, BLOCK_T, 16])
-    of_weights: gl.constexpr = gl.DotOperandLayout(0, of_sums, 2)
-    dtype: gl.constexpr = x_smem.dtype
+    """Multiply a program's runs, from its last tile to its first; store tiles and sums."""
     ROWS: gl.constexpr = CONSUMERS * SIDE
-    sums = gl.zeros([ROWS, BLOCK_T], gl.float32, layout=of_sums)
-    stage = 0
-    phase = 0
-    held = 0
-    gl.assume(first < last)  # else the assembler lets no instructions of the tensor cores overlap
-    for run in range(first, last):
-        mbarrier.wait(full.index(stage), phase)
-        words, scale, middle = _words(w_smem, p_smem, stage, ROWS)
-        w = gl.convert_layout(_widened(words, scale, middle, dtype, False), of_weights)
-        sums = warpgroup_mma(w, x_smem.index(stage * 2).permute((1, 0)), sums, is_async=True)
-        sums = warpgroup_mma_wait(1, deps=(sums,))
-        mbarrier.arrive(empty.index(held), pred=run > first)
-        w = gl.convert_layout(_widened(words, scale, middle, dtype, True), of_weights)
-        sums = warpgroup_mma(w, x_smem.index(stage * 2 + 1).permute((1, 0)), sums, is_async=True)
-        sums = warpgroup_mma_wait(1, deps=(sums,))
-        held = stage
-        stage, phase = next_stage(stage, phase, STAGES)
-    sums = warpgroup_mma_wait(0, deps=(sums,))
-    if PDL:
-        gdc_wait()
+    last_tile = (end - 1) // runs
     if not SHARED:
+        row, token = _place(last_tile, tokens, features, ROWS, BLOCK_T)
+        sums, _, _ = _multiply(
+            0, runs, gl.to_tensor(0), gl.to_tensor(0), x_smem, w_smem, p_smem, full, empty, CONSUMERS, BLOCK_T, STAGES,
+        )  # fmt: skip
+        if PDL:
+            gdc_wait()
         _store(
             sums, row, token, bias_ptr, out_ptr, tokens, features, ROWS, BLOCK_T, ADD, BIAS,
         )  # fmt: skip
         return
-    if shared_tile < 0:
-        parts = 1
     WARPS: gl.constexpr = 4 * CONSUMERS
     of_flags: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     flag = flags_ptr + gl.arange(0, 32 * WARPS, layout=of_flags) // 32
-    inner = gl.arange(0, ROWS, layout=gl.SliceLayout(1, of_sums))[:, None] * BLOCK_T
-    inner += gl.arange(0, BLOCK_T, layout=gl.SliceLayout(0, of_sums))[None, :]
-    others = shared_tile * (parts - 1)
-    if part < parts - 1:
-        gl.store(partial_ptr + (others + part) * (ROWS * BLOCK_T) + inner, sums)
-        _signal(flag + (others + part) * WARPS)
-    else:
-        for other in range(others, others + parts - 1):
-            _await(flag + other * WARPS)
-            sums += gl.load(partial_ptr + other * (ROWS * BLOCK_T) + inner, volatile=True)
-        _store(
-            sums, row, token, bias_ptr, out_ptr, tokens, features, ROWS, BLOCK_T, ADD, BIAS,
+    sharer = gl.program_id(0) - whole
+    stage = 0
+    phase = 0
+    for back in range(last_tile - begin // runs + 1):
+        tile = last_tile - back
+        first = gl.maximum(begin - tile * runs, 0)
+        last = gl.minimum(end - tile * runs, runs)
+        sums, stage, phase = _multiply(
+            first, last, stage, phase, x_smem, w_smem, p_smem, full, empty, CONSUMERS, BLOCK_T,
+            STAGES,
         )  # fmt: skip
+        if PDL:
+            gdc_wait()
+        if last < runs:
+            _store_part(sums, partial_ptr, sharer, CONSUMERS, BLOCK_T)
+            _signal(flag + sharer * WARPS)
+        else:
+            other = sharer
+            if first > 0:
+                # The sharer of the tile's first run.
+                other = (((tile - whole) * runs + 1) * sharers - 1) // (shared * runs)
+            for i in range(other, sharer):
+                _await(flag + i * WARPS)
+                sums = _add_part(sums, partial_ptr, i, CONSUMERS, BLOCK_T)
+            row, token = _place(tile, tokens, features, ROWS, BLOCK_T)
+            _store(
+                sums, row, token, bias_ptr, out_ptr, tokens, features, ROWS, BLOCK_T, ADD, BIAS,
+            )  # fmt: skip
+
+
+@gluon.jit
+def _multiply(
+    first,
+    last,
+    stage,
+    phase,
+    x_smem,
+    w_smem,
+    p_smem,
+    full,
+    empty,
+    CONSUMERS: gl.constexpr,
+    BLOCK_T: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """Multiply the runs from `first` on; return the sums, and the next stage and its phase."""
+    dtype: gl.constexpr = x_smem[0].dtype
+    ROWS: gl.constexpr = CONSUMERS * SIDE
+    sums = ()
+    for i in gl.static_range(_count(BLOCK_T)):
+        sums = sums + (_zeros(CONSUMERS, _piece(BLOCK_T, i)),)
+    held = stage
+    gl.assume(first < last)  # else the assembler lets no instructions of the tensor cores overlap
+    for run in range(first, last):
+        mbarrier.wait(full.index(stage), phase)
+        words, scale, middle = _words(w_smem, p_smem, stage, ROWS)
+        w = _widened(words, scale, middle, dtype, False)
+        sums = _products(w, x_smem, stage * 2, sums, BLOCK_T)
+        mbarrier.arrive(empty.index(held), pred=run > first)
+        w = _widened(words, scale, middle, dtype, True)
+        sums = _products(w, x_smem, stage * 2 + 1, sums, BLOCK_T)
+        held = stage
+        stage, phase = next_stage(stage, phase, STAGES)
+    sums = _wait(0, sums, BLOCK_T)
+    mbarrier.arrive(empty.index(held))
+    return sums, stage, phase
+
+
+@gluon.jit
+def _part(partial_ptr, sharer, CONSUMERS: gl.constexpr, BLOCK_T: gl.constexpr, i: gl.constexpr):
+    """Return the addresses of the sums of a piece in a sharer's part."""
+    ROWS: gl.constexpr = CONSUMERS * SIDE
+    TOKENS: gl.constexpr = _piece(BLOCK_T, i)
+    of_sums: gl.constexpr = _of_sums(CONSUMERS, TOKENS)
+    inner = gl.arange(0, ROWS, layout=gl.SliceLayout(1, of_sums))[:, None] * TOKENS
+    inner += gl.arange(0, TOKENS, layout=gl.SliceLayout(0, of_sums))[None, :]
+    return partial_ptr + (sharer * BLOCK_T + _before(BLOCK_T, i)) * ROWS + inner
+
+
+@gluon.jit
+def _store_part(sums, partial_ptr, sharer, CONSUMERS: gl.constexpr, BLOCK_T: gl.constexpr):
+    for i in gl.static_range(_count(BLOCK_T)):
+        gl.store(_part(partial_ptr, sharer, CONSUMERS, BLOCK_T, i), sums[i])
+
+
+@gluon.jit
+def _add_part(sums, partial_ptr, sharer, CONSUMERS: gl.constexpr, BLOCK_T: gl.constexpr):
+    added = ()
+    for i in gl.static_range(_count(BLOCK_T)):
+        part = gl.load(_part(partial_ptr, sharer, CONSUMERS, BLOCK_T, i), volatile=True)
+        added = added + (sums[i] + part,)
+    return added
 
 
 @gluon.jit
@@ -614,15 +807,36 @@ def _store(
     BIAS: gl.constexpr,
 ):
     """Store a tile of outputs: BIAS adds the bias, ADD adds the values stored before."""
+    for i in gl.static_range(_count(BLOCK_T)):
+        _store_piece(
+            sums[i], row, token + _before(BLOCK_T, i), bias_ptr, out_ptr, tokens, features, ROWS,
+            _piece(BLOCK_T, i), ADD, BIAS,
+        )  # fmt: skip
+
+
+@gluon.jit
+def _store_piece(
+    sums,
+    row,
+    token,
+    bias_ptr,
+    out_ptr,
+    tokens,
+    features,
+    ROWS: gl.constexpr,
+    TOKENS: gl.constexpr,
+    ADD: gl.constexpr,
+    BIAS: gl.constexpr,
+):
     of_sums: gl.constexpr = sums.type.layout
-    of_store: gl.constexpr = _of_store(ROWS, BLOCK_T)
+    of_store: gl.constexpr = _of_store(ROWS, TOKENS)
     if BIAS:
         feature = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, of_sums))
         bias = gl.load(bias_ptr + feature, mask=feature < features, other=0.0)
         sums += bias.to(gl.float32)[:, None]
     result = gl.convert_layout(sums.to(out_ptr.dtype.element_ty), of_store)
     feature = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, of_store))
-    place = token + gl.arange(0, BLOCK_T, layout=gl.SliceLayout(0, of_store))
+    place = token + gl.arange(0, TOKENS, layout=gl.SliceLayout(0, of_store))
     out = out_ptr + (place.to(gl.int64) * features)[None, :] + feature[:, None]
     mask = (feature < features)[:, None] & (place < tokens)[None, :]
     if ADD:

@@ -131,7 +131,7 @@ def _launch(
     if weight.order is not None:
         x = x.index_select(1, weight.order)
     if weight.pairs is not None:
-        fragment_gemm.multiply(x, weight, out, bias, add=add, parts=1)
+        fragment_gemm.multiply(x, weight, out, bias, add=add, whole=True)
         return out
     tiles = tiles or choose_tiles(tokens, features, x.element_size())
     pdl = dependent_launch(x.device)
