@@ -1,6 +1,7 @@
 """Weights in four bits in the order of Hopper's tensor cores, and the kernels that read them."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -17,12 +18,15 @@ from pagewire.worker.ops.triton.quantized import (
     grouped,
     linear,
 )
+from pagewire.worker.ops.triton.quantized.fragment_gemm import Plan
 from pagewire.worker.ops.triton.quantized.fragments import LINE, arrange, is_supported, magic
 from pagewire.worker.ops.triton.quantized.matrices import widen
 from pagewire.worker.ops.triton.quantized.tiles import Tiles
 from support.kernels.comparison import DTYPES, FULL_SIZE, TOLERANCE, assert_near
 
 HALVES = (torch.bfloat16, torch.float16)
+# Numbers of tokens around the sizes of tiles, and between them.
+MIDDLE = (65, 96, 97, 129, 136, 145, 160, 161, 192, 193, 255, 256, 300, 400, 500, 700, 1000)
 PLAIN = Tiles(rows=64, tokens=16, warps=4, stages=2)
 on_a_gpu = pytest.mark.skipif(not FULL_SIZE, reason="Gluon has no interpreter: a GPU is needed")
 
@@ -103,35 +107,54 @@ def test_other_weights_have_no_arrangement(device):
 @pytest.mark.parametrize(("k", "features"), [(4096, 6144), (14336, 1000), (256, 80)])
 @pytest.mark.parametrize("shape", fragment_gemm.SHAPES, ids=name_of)
 def test_a_shape_has_the_bits_of_the_plain_kernel(shape, k, features, dtype, device):
-    """Without parts. Some tokens are past the end of the last tile."""
+    """Without sharers. Some tokens are past the end of the last tile."""
     weight = four_bits(features, k, dtype, device, symmetric=k == 4096)
     arranged = arranged_copy(weight)
     for tokens in (2, shape.tokens, 2 * shape.tokens + 5):
         x, residual = (torch.randn(tokens, n, device=device).to(dtype) for n in (k, features))
         for bias in (None, residual[0].clone()):
             out = torch.full_like(residual, torch.nan)
-            fragment_gemm.multiply(x, arranged, out, bias, shape=shape)
+            fragment_gemm.multiply(x, arranged, out, bias, plan=Plan(shape))
             assert torch.equal(out, grouped.grouped_linear(x, weight, bias, tiles=PLAIN))
         stream = residual.clone()
-        fragment_gemm.multiply(x, arranged, stream, add=True, shape=shape)
+        fragment_gemm.multiply(x, arranged, stream, add=True, plan=Plan(shape))
         expected = grouped.grouped_linear_add(x, weight, residual.clone(), tiles=PLAIN)
         assert torch.equal(stream, expected)
 
 
 @on_a_gpu
-@pytest.mark.parametrize("parts", [2, 3, 6])
+@pytest.mark.parametrize("tokens", MIDDLE)
 @pytest.mark.parametrize("shape", fragment_gemm.SHAPES, ids=name_of)
-def test_parts_add_up_to_the_product_each_time(shape, parts, device):
-    weight = four_bits(1000, 2048, torch.bfloat16, device)
+def test_a_shape_with_and_without_sharers(shape, tokens, device):
+    weight = four_bits(1088, 1024, torch.bfloat16, device)
     arranged = arranged_copy(weight)
-    x = torch.randn(shape.tokens + 3, 2048, device=device).bfloat16()
+    x, residual = (torch.randn(tokens, n, device=device).bfloat16() for n in (1024, 1088))
+    expected = grouped.grouped_linear_add(x, weight, residual.clone(), tiles=PLAIN)
+    tiles = Plan(shape).tiles(tokens, 1088)
+    for plan in (Plan(shape), Plan(shape, min(tiles, 60), 97)):
+        stream = residual.clone()
+        fragment_gemm.multiply(x, arranged, stream, add=True, plan=plan)
+        assert_near(stream, expected, 2 * TOLERANCE[torch.bfloat16])
+    assert not fragment_gemm.shared_sums(x.device)[1].any()
+
+
+@on_a_gpu
+@pytest.mark.parametrize(
+    ("shared", "sharers"), [(4, 8), (4, 24), (4, 11), (4, 64), (32, 32), (32, 43), (32, 23), (3, 1)]
+)
+@pytest.mark.parametrize("shape", fragment_gemm.SHAPES, ids=name_of)
+def test_sharers_add_up_to_the_product_each_time(shape, shared, sharers, device):
+    weight = four_bits(2000, 2048, torch.bfloat16, device)
+    arranged = arranged_copy(weight)
+    x = torch.randn(shape.tokens + 3, 2048, device=device).bfloat16()  # 32 tiles or more
+    plan = Plan(shape, shared, sharers)
     expected = reference.grouped_linear(x, weight)
     first = torch.empty_like(expected)
-    fragment_gemm.multiply(x, arranged, first, shape=shape, parts=parts)
+    fragment_gemm.multiply(x, arranged, first, plan=plan)
     assert_near(first, expected, TOLERANCE[torch.bfloat16])
     for _ in range(20):
         out = torch.full_like(expected, torch.nan)
-        fragment_gemm.multiply(x, arranged, out, shape=shape, parts=parts)
+        fragment_gemm.multiply(x, arranged, out, plan=plan)
         assert torch.equal(out, first)
     assert not exchange.shared_sums(x.device)[1].any()
 
@@ -166,20 +189,48 @@ def test_inputs_at_odd_addresses(tokens, device):
 @pytest.mark.parametrize(
     ("tokens", "features", "k", "expected"),
     [
-        (8, 4096, 4096, (1, 8, 4)),
-        (64, 28672, 4096, (2, 64, 1)),
-        (128, 4096, 14336, (1, 128, 2)),
-        (256, 28672, 4096, (2, 256, 1)),
-        (8192, 6144, 4096, (2, 256, 1)),
+        (8, 4096, 4096, (1, 8, 64, 256)),
+        (64, 28672, 4096, (2, 64, 0, 0)),
+        (128, 4096, 14336, (1, 128, 64, 128)),
+        (145, 28672, 4096, (2, 160, 224, 132)),
+        (192, 4096, 4096, (1, 192, 64, 128)),
+        (256, 28672, 4096, (2, 256, 224, 132)),
+        (2048, 6144, 4096, (2, 256, 0, 0)),
     ],
 )
-def test_shapes_fill_the_multiprocessors(tokens, features, k, expected):
-    shape, parts = fragment_gemm.choose_shape(tokens, features, k, 132)
-    assert (shape.consumers, shape.tokens, parts) == expected
+def test_plans_fill_the_multiprocessors(tokens, features, k, expected):
+    plan = fragment_gemm.choose(tokens, features, k, 132)
+    shape = plan.shape
+    assert (shape.consumers, shape.tokens, plan.shared, plan.sharers) == expected
 
 
-def test_sums_of_parts_have_room():
-    """For every shape, with its largest number of parts."""
+@pytest.mark.parametrize("tokens", [2, 65, 145, 256, 300, 700, 2048])
+@pytest.mark.parametrize("features", [128, 4096, 6144, 28672])
+@pytest.mark.parametrize("shape", fragment_gemm.SHAPES, ids=name_of)
+def test_spans_of_sharers_cover_the_shared_tiles(shape, features, tokens):
+    """Each run once. The first sharer of a tile is found as the kernel finds it."""
+    runs = 32
+    for plan in fragment_gemm.plans(shape, tokens, features, runs, 132):
+        tiles = plan.tiles(tokens, features)
+        assert 0 <= plan.shared <= tiles
+        assert (plan.shared > 0) == (plan.sharers > 0)
+        assert plan.sharers <= min(132 * shape.programs, plan.shared * runs)
+        total = plan.shared * runs
+        ends = [i * total // plan.sharers for i in range(plan.sharers + 1)] if plan.shared else [0]
+        assert all(end > begin for begin, end in pairwise(ends))
+        for tile in range(plan.shared):
+            first = ((tile * runs + 1) * plan.sharers - 1) // total
+            assert ends[first] <= tile * runs < ends[first + 1]
+
+
+def test_calls_without_sharers_have_a_plan():
+    for tokens in (2, 145, 256, 2048):
+        assert fragment_gemm.choose(tokens, 4096, 14336, 132).sharers
+        assert not fragment_gemm.choose(tokens, 4096, 14336, 132, whole=True).sharers
+
+
+def test_sums_of_sharers_have_room():
+    """For every shape, with its largest number of sharers."""
     device = torch.device("meta")
     sums, flags = exchange.shared_sums(device)
     for shape in fragment_gemm.SHAPES:

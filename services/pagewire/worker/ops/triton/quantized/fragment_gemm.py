@@ -47,6 +47,9 @@ PAIRS = gl.constexpr(LINE)
 GROUP_TILES = gl.constexpr(8)
 LOADER_REGISTERS = gl.constexpr(40)
 MAX_PARTS = 6
+# What another sharer of a tile costs: microseconds for each, and for each of its sums.
+SHARER_COST = 0.4
+SUM_COST = 1.4e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,24 +135,25 @@ class Plan:
         # The last sharer of a tile waits for each other one, and for the transfer of its sums.
         even = self.sharers % self.shared == 0
         others = self.sharers // self.shared - 1 if even else cdiv(self.sharers, self.shared)
-        return taken + others * (0.4 + shape.rows * shape.tokens * 1.4e-4)
+        return taken + others * (SHARER_COST + shape.rows * shape.tokens * SUM_COST)
 
 
-def plans(
-    shape: Shape, tokens: int, features: int, runs: int, processors: int
-) -> Iterator[Plan]:
-    """List the plans of a shape: without sharers, and with as many as run at once, or fewer."""
+def plans(shape: Shape, tokens: int, features: int, runs: int, processors: int) -> Iterator[Plan]:
+    """List the plans of a shape: without sharers, with a few for each tile, and with one on each
+    multiprocessor. Where several programs run on a multiprocessor, its rest is used without that.
+    """
     yield Plan(shape)
     slots = processors * shape.programs
     tiles = Plan(shape).tiles(tokens, features)
     if not (rest := tiles % slots):
         return
     sharers = [parts * rest for parts in range(2, min(MAX_PARTS, runs, slots // rest) + 1)]
-    if slots <= min(MAX_PARTS, runs) * rest and slots not in sharers:
+    evenly = shape.programs == 1
+    if evenly and slots <= min(MAX_PARTS, runs) * rest and slots not in sharers:
         sharers.append(slots)
     for count in sharers:
         yield Plan(shape, rest, count)
-    if tiles > slots:
+    if evenly and tiles > slots:
         yield Plan(shape, rest + slots, slots)
 
 
@@ -305,7 +309,7 @@ def fragment_gemm_kernel(
     x_smem = ()
     for i in gl.static_range(_count(BLOCK_T)):
         piece = gl.allocate_shared_memory(dtype, [STAGES * 2, _piece(BLOCK_T, i), HALF], tiled)
-        x_smem = x_smem + (piece,)
+        x_smem += (piece,)  # type: ignore[assignment]
     w_smem = gl.allocate_shared_memory(
         gl.int16, [STAGES, CONSUMERS * LINES, 2 * WORDS], words.layout
     )
@@ -610,7 +614,7 @@ def _products(w, x_smem, place, sums, BLOCK_T: gl.constexpr):
     begun = ()
     for i in gl.static_range(COUNT):
         x = x_smem[i].index(place).permute((1, 0))
-        begun = begun + (_product(w, x, sums[i]),)
+        begun += (_product(w, x, sums[i]),)  # type: ignore[assignment]
     return _wait(COUNT, begun, BLOCK_T)
 
 
@@ -653,11 +657,11 @@ def _consume(
 ):
     """Multiply a program's runs, from its last tile to its first; store tiles and sums."""
     ROWS: gl.constexpr = CONSUMERS * SIDE
-    last_tile = (end - 1) // runs
     if not SHARED:
-        row, token = _place(last_tile, tokens, features, ROWS, BLOCK_T)
+        row, token = _place(begin // runs, tokens, features, ROWS, BLOCK_T)
         sums, _, _ = _multiply(
-            0, runs, gl.to_tensor(0), gl.to_tensor(0), x_smem, w_smem, p_smem, full, empty, CONSUMERS, BLOCK_T, STAGES,
+            0, runs, gl.to_tensor(0), gl.to_tensor(0), x_smem, w_smem, p_smem, full, empty,
+            CONSUMERS, BLOCK_T, STAGES,
         )  # fmt: skip
         if PDL:
             gdc_wait()
@@ -665,16 +669,12 @@ def _consume(
             sums, row, token, bias_ptr, out_ptr, tokens, features, ROWS, BLOCK_T, ADD, BIAS,
         )  # fmt: skip
         return
-    WARPS: gl.constexpr = 4 * CONSUMERS
-    of_flags: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    flag = flags_ptr + gl.arange(0, 32 * WARPS, layout=of_flags) // 32
-    sharer = gl.program_id(0) - whole
     stage = 0
     phase = 0
-    for back in range(last_tile - begin // runs + 1):
-        tile = last_tile - back
+    while end > begin:
+        tile = (end - 1) // runs
         first = gl.maximum(begin - tile * runs, 0)
-        last = gl.minimum(end - tile * runs, runs)
+        last = end - tile * runs
         sums, stage, phase = _multiply(
             first, last, stage, phase, x_smem, w_smem, p_smem, full, empty, CONSUMERS, BLOCK_T,
             STAGES,
@@ -682,20 +682,23 @@ def _consume(
         if PDL:
             gdc_wait()
         if last < runs:
+            sharer = gl.program_id(0) - whole
             _store_part(sums, partial_ptr, sharer, CONSUMERS, BLOCK_T)
-            _signal(flag + sharer * WARPS)
+            _signal(_flag(flags_ptr, sharer, 4 * CONSUMERS))
         else:
+            sharer = gl.program_id(0) - whole
             other = sharer
             if first > 0:
                 # The sharer of the tile's first run.
                 other = (((tile - whole) * runs + 1) * sharers - 1) // (shared * runs)
             for i in range(other, sharer):
-                _await(flag + i * WARPS)
+                _await(_flag(flags_ptr, i, 4 * CONSUMERS))
                 sums = _add_part(sums, partial_ptr, i, CONSUMERS, BLOCK_T)
             row, token = _place(tile, tokens, features, ROWS, BLOCK_T)
             _store(
                 sums, row, token, bias_ptr, out_ptr, tokens, features, ROWS, BLOCK_T, ADD, BIAS,
             )  # fmt: skip
+        end = tile * runs + first
 
 
 @gluon.jit
@@ -718,7 +721,7 @@ def _multiply(
     ROWS: gl.constexpr = CONSUMERS * SIDE
     sums = ()
     for i in gl.static_range(_count(BLOCK_T)):
-        sums = sums + (_zeros(CONSUMERS, _piece(BLOCK_T, i)),)
+        sums += (_zeros(CONSUMERS, _piece(BLOCK_T, i)),)  # type: ignore[assignment]
     held = stage
     gl.assume(first < last)  # else the assembler lets no instructions of the tensor cores overlap
     for run in range(first, last):
@@ -758,8 +761,15 @@ def _add_part(sums, partial_ptr, sharer, CONSUMERS: gl.constexpr, BLOCK_T: gl.co
     added = ()
     for i in gl.static_range(_count(BLOCK_T)):
         part = gl.load(_part(partial_ptr, sharer, CONSUMERS, BLOCK_T, i), volatile=True)
-        added = added + (sums[i] + part,)
+        added += (sums[i] + part,)  # type: ignore[assignment]
     return added
+
+
+@gluon.jit
+def _flag(flags_ptr, sharer, WARPS: gl.constexpr):
+    """Return the address of a sharer's flag of this warp, for each thread."""
+    of_flags: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    return flags_ptr + sharer * WARPS + gl.arange(0, 32 * WARPS, layout=of_flags) // 32
 
 
 @gluon.jit
