@@ -139,8 +139,11 @@ class Plan:
 
 
 def plans(shape: Shape, tokens: int, features: int, runs: int, processors: int) -> Iterator[Plan]:
-    """List the plans of a shape: without sharers, with a few for each tile, and with one on each
-    multiprocessor. Where several programs run on a multiprocessor, its rest is used without that.
+    """List the plans of a shape: without sharers, with some for each tile of the last round, and
+    with one on each multiprocessor for the last round or the last two.
+
+    The last kind needs one program on a multiprocessor. Where several run at once, programs of the
+    last round also run faster.
     """
     yield Plan(shape)
     slots = processors * shape.programs
@@ -277,7 +280,7 @@ def fragment_gemm_kernel(
     pairs,  # descriptor of [blocks * groups * lines, PAIRS]
     bias_ptr,  # [features]
     out_ptr,  # [tokens, features]
-    partial_ptr,  # the sums of parts
+    partial_ptr,  # the sums of unfinished tiles
     flags_ptr,
     tokens,
     features,
@@ -296,7 +299,7 @@ def fragment_gemm_kernel(
     BIAS: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """Multiply CONSUMERS * 64 weight rows by BLOCK_T tokens, or the runs of a sharer.
+    """Multiply CONSUMERS * 64 weight rows by BLOCK_T tokens, or a sharer's span of runs.
 
     The grid is `[whole + sharers]`. Sharer `i` has an equal span of the runs of all shared tiles,
     which are counted tile after tile. It begins with its last tile. So it stores the sums of an
@@ -683,7 +686,7 @@ def _consume(
             gdc_wait()
         if last < runs:
             sharer = gl.program_id(0) - whole
-            _store_part(sums, partial_ptr, sharer, CONSUMERS, BLOCK_T)
+            _store_sums(sums, partial_ptr, sharer, CONSUMERS, BLOCK_T)
             _signal(_flag(flags_ptr, sharer, 4 * CONSUMERS))
         else:
             sharer = gl.program_id(0) - whole
@@ -693,7 +696,7 @@ def _consume(
                 other = (((tile - whole) * runs + 1) * sharers - 1) // (shared * runs)
             for i in range(other, sharer):
                 _await(_flag(flags_ptr, i, 4 * CONSUMERS))
-                sums = _add_part(sums, partial_ptr, i, CONSUMERS, BLOCK_T)
+                sums = _add_sums(sums, partial_ptr, i, CONSUMERS, BLOCK_T)
             row, token = _place(tile, tokens, features, ROWS, BLOCK_T)
             _store(
                 sums, row, token, bias_ptr, out_ptr, tokens, features, ROWS, BLOCK_T, ADD, BIAS,
@@ -740,8 +743,8 @@ def _multiply(
 
 
 @gluon.jit
-def _part(partial_ptr, sharer, CONSUMERS: gl.constexpr, BLOCK_T: gl.constexpr, i: gl.constexpr):
-    """Return the addresses of the sums of a piece in a sharer's part."""
+def _sums_of(partial_ptr, sharer, CONSUMERS: gl.constexpr, BLOCK_T: gl.constexpr, i: gl.constexpr):
+    """Return the addresses of the sums of a piece of a sharer's unfinished tile."""
     ROWS: gl.constexpr = CONSUMERS * SIDE
     TOKENS: gl.constexpr = _piece(BLOCK_T, i)
     of_sums: gl.constexpr = _of_sums(CONSUMERS, TOKENS)
@@ -751,16 +754,16 @@ def _part(partial_ptr, sharer, CONSUMERS: gl.constexpr, BLOCK_T: gl.constexpr, i
 
 
 @gluon.jit
-def _store_part(sums, partial_ptr, sharer, CONSUMERS: gl.constexpr, BLOCK_T: gl.constexpr):
+def _store_sums(sums, partial_ptr, sharer, CONSUMERS: gl.constexpr, BLOCK_T: gl.constexpr):
     for i in gl.static_range(_count(BLOCK_T)):
-        gl.store(_part(partial_ptr, sharer, CONSUMERS, BLOCK_T, i), sums[i])
+        gl.store(_sums_of(partial_ptr, sharer, CONSUMERS, BLOCK_T, i), sums[i])
 
 
 @gluon.jit
-def _add_part(sums, partial_ptr, sharer, CONSUMERS: gl.constexpr, BLOCK_T: gl.constexpr):
+def _add_sums(sums, partial_ptr, sharer, CONSUMERS: gl.constexpr, BLOCK_T: gl.constexpr):
     added = ()
     for i in gl.static_range(_count(BLOCK_T)):
-        part = gl.load(_part(partial_ptr, sharer, CONSUMERS, BLOCK_T, i), volatile=True)
+        part = gl.load(_sums_of(partial_ptr, sharer, CONSUMERS, BLOCK_T, i), volatile=True)
         added += (sums[i] + part,)  # type: ignore[assignment]
     return added
 
