@@ -130,8 +130,8 @@ def test_a_shape_with_and_without_sharers(shape, tokens, device):
     arranged = arranged_copy(weight)
     x, residual = (torch.randn(tokens, n, device=device).bfloat16() for n in (1024, 1088))
     expected = grouped.grouped_linear_add(x, weight, residual.clone(), tiles=PLAIN)
-    tiles = Plan(shape).tiles(tokens, 1088)
-    for plan in (Plan(shape), Plan(shape, min(tiles, 60), 97)):
+    shared = min(Plan(shape).tiles(tokens, 1088), 60)
+    for plan in (Plan(shape), Plan(shape, shared, min(97, 5 * shared))):
         stream = residual.clone()
         fragment_gemm.multiply(x, arranged, stream, add=True, plan=plan)
         assert_near(stream, expected, 2 * TOLERANCE[torch.bfloat16])
