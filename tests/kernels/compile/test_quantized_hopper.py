@@ -152,6 +152,7 @@ def compile_cases() -> dict[str, list[dict]]:
             "serialized": launch.serialized,
             "wgmma": launch.count("wgmma.mma_async"),
             "mma": launch.count("mma.sync"),
+            "arrivals": launch.arrivals,
             "tensor copies": launch.count("cp.async.bulk.tensor"),
             "waits": launch.count("griddepcontrol.wait"),
             "wide loads": sum(
@@ -201,6 +202,17 @@ def test_programs_of_a_shape_run_at_once(case, launches):
     assert launch["resident"] >= launch["wanted"]
     assert launch["wgmma"] == 8 * launch["pieces"]  # of 16 columns each
     assert launch["mma"] == 0
+
+
+@pytest.mark.parametrize("case", GROUPED)
+def test_consumers_free_the_previous_stage_of_each_run(case, launches):
+    """In the loop over runs and after it, both stages are computed. The interpreter does not wait.
+
+    A loader waits forever if the loop does not carry the stage.
+    """
+    [launch] = launches[case]
+    assert len(launch["arrivals"]) == 2
+    assert len(set(launch["arrivals"])) == 2
 
 
 @pytest.mark.parametrize("case", ARRANGED)

@@ -42,6 +42,7 @@ class Launch:
     serialized: bool  # the assembler lets no instructions of the tensor cores overlap
     neighbours: tuple[int, ...]  # each count of adjacent operand columns in one thread
     reduced: tuple[str, ...]  # the types of reduced tensors, whose layouts set the order of sums
+    arrivals: tuple[str, ...]  # each value that chooses a barrier of several, where one arrives
 
     @property
     def resident(self) -> int:
@@ -128,7 +129,20 @@ def _compile(kernel: JITFunction, args: tuple, kwargs: dict) -> Launch:
             sorted({int(n) for n in re.findall(r"kWidth = (\d+)", compiled.asm["ttgir"])})
         ),
         reduced=_reduced(compiled.asm["ttgir"]),
+        arrivals=_arrivals(compiled.asm["ttgir"]),
     )
+
+
+def _arrivals(ir: str) -> tuple[str, ...]:
+    chosen: dict[str, str] = {}
+    found: list[str] = []
+    # Functions that the kernel contains inline may also be listed behind it.
+    for line in ir.split("tt.func private")[0].splitlines():
+        if match := re.match(r" *(%\w+) = ttg\.memdesc_index %\w+\[(%\w+(?:#\d+)?)\]", line):
+            chosen[match[1]] = match[2]
+        elif match := re.match(r" *ttng\.arrive_barrier (%\w+)", line):
+            found.append(chosen.get(match[1], ""))
+    return tuple(found)
 
 
 def _reduced(ir: str) -> tuple[str, ...]:

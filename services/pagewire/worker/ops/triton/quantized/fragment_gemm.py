@@ -725,21 +725,29 @@ def _multiply(
     sums = ()
     for i in gl.static_range(_count(BLOCK_T)):
         sums += (_zeros(CONSUMERS, _piece(BLOCK_T, i)),)  # type: ignore[assignment]
-    held = stage
     gl.assume(first < last)  # else the assembler lets no instructions of the tensor cores overlap
     for run in range(first, last):
         mbarrier.wait(full.index(stage), phase)
         words, scale, middle = _words(w_smem, p_smem, stage, ROWS)
         w = _widened(words, scale, middle, dtype, False)
         sums = _products(w, x_smem, stage * 2, sums, BLOCK_T)
-        mbarrier.arrive(empty.index(held), pred=run > first)
+        mbarrier.arrive(empty.index(_previous(stage, STAGES)), pred=run > first)
         w = _widened(words, scale, middle, dtype, True)
         sums = _products(w, x_smem, stage * 2 + 1, sums, BLOCK_T)
-        held = stage
         stage, phase = next_stage(stage, phase, STAGES)
     sums = _wait(0, sums, BLOCK_T)
-    mbarrier.arrive(empty.index(held))
+    mbarrier.arrive(empty.index(_previous(stage, STAGES)))
     return sums, stage, phase
+
+
+@gluon.jit
+def _previous(stage, STAGES: gl.constexpr):
+    """Return the stage before `stage`.
+
+    A loop cannot carry it as a variable that begins as `stage`: the compiler takes `held = stage`
+    in the loop for no change, and uses the first stage in each run.
+    """
+    return gl.where(stage == 0, STAGES - 1, stage - 1)
 
 
 @gluon.jit
