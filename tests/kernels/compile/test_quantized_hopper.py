@@ -17,7 +17,7 @@ SHARED_LIMIT = 227 * 1024
 # The residual's addresses of the largest tile, and constants of long rows.
 SPILLED_LIMIT = 16
 # What a sharer keeps from tile to tile, outside the loop over runs.
-SHARER_SPILLED_LIMIT = 40
+PARTS_SPILLED_LIMIT = 40
 K, FEATURES = 4096, 6144
 
 
@@ -70,11 +70,11 @@ def fused(k: int, is_gated: bool, normed: bool) -> None:
     fused_vector.multiply(meta(1, k), weight, out, gated=is_gated, **norm)
 
 
-def grouped(shape: int, sharers: int, dtype: torch.dtype, add: bool) -> None:
+def grouped(shape: int, parts: int, dtype: torch.dtype, add: bool) -> None:
     from pagewire.worker.ops.triton.quantized import fragment_gemm
 
     chosen = fragment_gemm.SHAPES[shape]
-    plan = fragment_gemm.Plan(chosen, 1 if sharers else 0, sharers)
+    plan = fragment_gemm.Plan(chosen, parts - 1, parts)
     x, out = (meta(chosen.tokens, width, dtype=dtype) for width in (K, FEATURES))
     weight = arranged(dtype=dtype)
     fragment_gemm.multiply(x, weight, out, plan=plan, add=add)
@@ -108,10 +108,10 @@ FUSED = {
     "quantized token, gated": (fused, 4096, True, True),
 }
 GROUPED = {
-    f"4 bits, shape {shape}, {n} sharers, {dtype}, add {add}": (grouped, shape, n, dtype, add)
-    for shape in range(17)
+    f"4 bits, shape {shape}, {n} parts, {dtype}, add {add}": (grouped, shape, n, dtype, add)
+    for shape in range(15)
     for n, dtype, add in (
-        (0, torch.bfloat16, False),
+        (1, torch.bfloat16, False),
         (2, torch.bfloat16, False),
         (2, torch.float16, True),
     )
@@ -141,7 +141,7 @@ def compile_cases() -> dict[str, list[dict]]:
         module.dependent_launch = lambda device: True
     for module in (exchange, fragment_gemm, fused_vector, hopper):
         module.multiprocessors = lambda device: 132
-    assert len(fragment_gemm.SHAPES) == 17
+    assert len(fragment_gemm.SHAPES) == 15
     assert len(choices.SHAPES) == 6
     shapes = fragment_gemm.SHAPES
 
@@ -180,7 +180,7 @@ def test_fits_the_multiprocessor_and_waits(case, launches):
     [launch] = launches[case]
     assert launch["shared"] <= SHARED_LIMIT
     limit = SPILLED_LIMIT if "add True" in case or case in ARRANGED else 0
-    assert launch["spilled"] <= (SHARER_SPILLED_LIMIT if "2 sharers" in case else limit)
+    assert launch["spilled"] <= (PARTS_SPILLED_LIMIT if "2 parts" in case else limit)
     assert not launch["serialized"]
     # The loader and the consumers. The compiler may put the loader's wait into two branches.
     waits = 2 if case in GROUPED else launch["consumers"] + 1 if case in SCALED else 1
@@ -206,13 +206,12 @@ def test_programs_of_a_shape_run_at_once(case, launches):
 
 @pytest.mark.parametrize("case", GROUPED)
 def test_consumers_free_the_previous_stage_of_each_run(case, launches):
-    """In the loop over runs and after it, both stages are computed. The interpreter does not wait.
-
-    A loader waits forever if the loop does not carry the stage.
-    """
+    """The stage is computed in the loop: if it is the first one in each run, the loader waits
+    forever, which the interpreter would not show."""
     [launch] = launches[case]
-    assert len(launch["arrivals"]) == 2
-    assert len(set(launch["arrivals"])) == 2
+    [stage] = launch["arrivals"]
+    assert stage not in ("", "%stage")
+    assert not stage.startswith("%c")
 
 
 @pytest.mark.parametrize("case", ARRANGED)

@@ -107,7 +107,7 @@ def test_other_weights_have_no_arrangement(device):
 @pytest.mark.parametrize(("k", "features"), [(4096, 6144), (14336, 1000), (256, 80)])
 @pytest.mark.parametrize("shape", fragment_gemm.SHAPES, ids=name_of)
 def test_a_shape_has_the_bits_of_the_plain_kernel(shape, k, features, dtype, device):
-    """Without sharers. Some tokens are past the end of the last tile."""
+    """Without parts. Some tokens are past the end of the last tile."""
     weight = four_bits(features, k, dtype, device, symmetric=k == 4096)
     arranged = arranged_copy(weight)
     for tokens in (2, shape.tokens, 2 * shape.tokens + 5):
@@ -125,29 +125,27 @@ def test_a_shape_has_the_bits_of_the_plain_kernel(shape, k, features, dtype, dev
 @on_a_gpu
 @pytest.mark.parametrize("tokens", MIDDLE)
 @pytest.mark.parametrize("shape", fragment_gemm.SHAPES, ids=name_of)
-def test_a_shape_with_and_without_sharers(shape, tokens, device):
+def test_a_shape_with_and_without_parts(shape, tokens, device):
     weight = four_bits(1088, 1024, torch.bfloat16, device)
     arranged = arranged_copy(weight)
     x, residual = (torch.randn(tokens, n, device=device).bfloat16() for n in (1024, 1088))
     expected = grouped.grouped_linear_add(x, weight, residual.clone(), tiles=PLAIN)
-    shared = min(Plan(shape).tiles(tokens, 1088), 60)
-    for plan in (Plan(shape), Plan(shape, shared, min(97, 5 * shared))):
+    shared = min(Plan(shape).tiles(tokens, 1088), 30)
+    for plan in (Plan(shape), Plan(shape, shared, 4)):
         stream = residual.clone()
         fragment_gemm.multiply(x, arranged, stream, add=True, plan=plan)
         assert_near(stream, expected, 2 * TOLERANCE[torch.bfloat16])
-    assert not fragment_gemm.shared_sums(x.device)[1].any()
+    assert not exchange.shared_sums(x.device)[1].any()
 
 
 @on_a_gpu
-@pytest.mark.parametrize(
-    ("shared", "sharers"), [(4, 8), (4, 24), (4, 11), (4, 64), (32, 32), (32, 43), (32, 23), (3, 1)]
-)
+@pytest.mark.parametrize(("shared", "parts"), [(4, 2), (4, 6), (3, 5), (32, 3)])
 @pytest.mark.parametrize("shape", fragment_gemm.SHAPES, ids=name_of)
-def test_sharers_add_up_to_the_product_each_time(shape, shared, sharers, device):
+def test_parts_add_up_to_the_product_each_time(shape, shared, parts, device):
     weight = four_bits(2000, 2048, torch.bfloat16, device)
     arranged = arranged_copy(weight)
     x = torch.randn(shape.tokens + 3, 2048, device=device).bfloat16()  # 32 tiles or more
-    plan = Plan(shape, shared, sharers)
+    plan = Plan(shape, shared, parts)
     expected = reference.grouped_linear(x, weight)
     first = torch.empty_like(expected)
     fragment_gemm.multiply(x, arranged, first, plan=plan)
@@ -189,48 +187,40 @@ def test_inputs_at_odd_addresses(tokens, device):
 @pytest.mark.parametrize(
     ("tokens", "features", "k", "expected"),
     [
-        (8, 4096, 4096, (1, 8, 64, 256)),
-        (64, 28672, 4096, (2, 64, 0, 0)),
-        (128, 4096, 14336, (1, 128, 64, 128)),
-        (145, 28672, 4096, (2, 160, 224, 132)),
-        (192, 4096, 4096, (1, 192, 64, 128)),
-        (256, 28672, 4096, (2, 256, 224, 132)),
-        (2048, 6144, 4096, (2, 256, 0, 0)),
+        (8, 4096, 4096, (1, 8, 64, 3)),
+        (64, 28672, 4096, (2, 64, 0, 1)),
+        (128, 4096, 14336, (1, 128, 64, 2)),
+        (145, 28672, 4096, (2, 160, 0, 1)),
+        (192, 4096, 4096, (1, 96, 0, 1)),
+        (256, 28672, 4096, (2, 256, 0, 1)),
+        (2048, 6144, 4096, (2, 256, 0, 1)),
     ],
 )
 def test_plans_fill_the_multiprocessors(tokens, features, k, expected):
     plan = fragment_gemm.choose(tokens, features, k, 132)
     shape = plan.shape
-    assert (shape.consumers, shape.tokens, plan.shared, plan.sharers) == expected
+    assert (shape.consumers, shape.tokens, plan.shared, plan.parts) == expected
 
 
 @pytest.mark.parametrize("tokens", [2, 65, 145, 256, 300, 700, 2048])
 @pytest.mark.parametrize("features", [128, 4096, 6144, 28672])
 @pytest.mark.parametrize("shape", fragment_gemm.SHAPES, ids=name_of)
-def test_spans_of_sharers_cover_the_shared_tiles(shape, features, tokens):
-    """Each run once. The first sharer of a tile is found as the kernel finds it."""
-    runs = 32
-    for plan in fragment_gemm.plans(shape, tokens, features, runs, 132):
+def test_parts_fit_the_last_round(shape, features, tokens):
+    for plan in fragment_gemm.plans(shape, tokens, features, 32, 132):
         tiles = plan.tiles(tokens, features)
-        assert 0 <= plan.shared <= tiles
-        assert (plan.shared > 0) == (plan.sharers > 0)
-        assert plan.sharers <= min(132 * shape.programs, plan.shared * runs)
-        total = plan.shared * runs
-        ends = [i * total // plan.sharers for i in range(plan.sharers + 1)] if plan.shared else [0]
-        assert all(end > begin for begin, end in pairwise(ends))
-        for tile in range(plan.shared):
-            first = ((tile * runs + 1) * plan.sharers - 1) // total
-            assert ends[first] <= tile * runs < ends[first + 1]
+        assert (tiles - plan.shared) % (132 * shape.programs) == 0 or not plan.shared
+        assert plan.shared * plan.parts <= 132 * shape.programs
+        assert (plan.shared > 0) == (plan.parts > 1)
 
 
-def test_calls_without_sharers_have_a_plan():
-    for tokens in (2, 145, 256, 2048):
-        assert fragment_gemm.choose(tokens, 4096, 14336, 132).sharers
-        assert not fragment_gemm.choose(tokens, 4096, 14336, 132, whole=True).sharers
+def test_calls_without_parts_have_a_plan():
+    for tokens in (2, 145):
+        assert fragment_gemm.choose(tokens, 4096, 14336, 132).shared
+        assert not fragment_gemm.choose(tokens, 4096, 14336, 132, whole=True).shared
 
 
-def test_sums_of_sharers_have_room():
-    """For every shape, with its largest number of sharers."""
+def test_sums_of_parts_have_room():
+    """For every shape, with its largest number of programs."""
     device = torch.device("meta")
     sums, flags = exchange.shared_sums(device)
     for shape in fragment_gemm.SHAPES:

@@ -4,10 +4,9 @@ A program has a loader, which is one warp, and one or two warp groups of four wa
 The loader copies runs of weights and inputs to shared memory by TMA. A consumer widens 64 rows in
 registers, which the tensor cores read. It widens half a run while they multiply the previous half.
 
-Where a round of programs would leave multiprocessors idle, programs share the last tiles, in equal
-spans of columns. The program with the last columns of a tile adds up the sums: its own first, then
-the others in the order of the columns. A tile of one program has sums in the order of `grouped`,
-and the same bits.
+Where a round of programs would leave multiprocessors idle, several programs share the columns of a
+tile, in parts. The last program adds up the sums: its own first, then the others in the order of
+the columns. A tile of one program has sums in the order of `grouped`, and the same bits.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ PAIRS = gl.constexpr(LINE)
 GROUP_TILES = gl.constexpr(8)
 LOADER_REGISTERS = gl.constexpr(40)
 MAX_PARTS = 6
-# What another sharer of a tile costs: microseconds for each, and for each of its sums.
-SHARER_COST = 0.4
-SUM_COST = 1.4e-4
+# What another part of a tile costs: microseconds for each, and for each of its sums.
+PART_COST = 0.4
+SUM_COST = 3e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ class Shape:
     The tokens are one power of two, or the sum of several, largest first. Each is a piece with sums
     of its own, and a weight is widened once for all pieces. `stages` runs are in shared memory;
     `programs` run at once on a multiprocessor. A run takes `alone` microseconds, and up to
-    `crowding` more while other programs run, on an H100.
+    `crowding` more while other programs run, on an H200; up to 32 tokens on an H100.
     """
 
     consumers: int
@@ -93,29 +92,27 @@ SHAPES = (
     Shape(1, 16, 6, 3, alone=0.15, crowding=0.58),
     Shape(1, 32, 5, 3, alone=0.17, crowding=0.53),
     Shape(2, 32, 5, 2, alone=0.30, crowding=0.63),
-    Shape(1, 64, 5, 2, alone=0.30, crowding=0.28),
-    Shape(2, 64, 4, 2, alone=0.42, crowding=0.70),
-    Shape(2, 64, 6, 1, alone=0.37, crowding=0.20),
-    Shape(1, 128, 5, 1, alone=0.40, crowding=0.07),
-    Shape(2, 128, 4, 1, alone=0.48, crowding=0.36),
-    Shape(2, 256, 3, 1, alone=1.15, crowding=0.28),
-    Shape(1, 96, 6, 1, alone=0.38, crowding=0.08),
-    Shape(2, 96, 6, 1, alone=0.45, crowding=0.30),
-    Shape(1, 160, 4, 1, alone=0.52, crowding=0.10),
-    Shape(2, 160, 4, 1, alone=0.69, crowding=0.36),
-    Shape(1, 192, 4, 1, alone=0.62, crowding=0.10),
-    Shape(2, 192, 3, 1, alone=0.85, crowding=0.34),
-    Shape(2, 224, 3, 1, alone=1.02, crowding=0.32),
+    Shape(1, 64, 5, 2, alone=0.30, crowding=0.25),
+    Shape(2, 64, 4, 2, alone=0.83, crowding=0.15),
+    Shape(2, 64, 6, 1, alone=0.39, crowding=0.16),
+    Shape(1, 96, 6, 1, alone=0.35, crowding=0.06),
+    Shape(1, 128, 5, 1, alone=0.29, crowding=0.16),
+    Shape(2, 128, 4, 1, alone=0.53, crowding=0.28),
+    Shape(1, 160, 4, 1, alone=0.39, crowding=0.17),
+    Shape(2, 160, 4, 1, alone=0.76, crowding=0.30),
+    Shape(1, 192, 4, 1, alone=0.56, crowding=0.09),
+    Shape(2, 192, 3, 1, alone=0.89, crowding=0.28),
+    Shape(2, 256, 3, 1, alone=0.88, crowding=0.60),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The programs of a product: each computes a tile, and `sharers` share the last `shared`."""
+    """The programs of a product: each computes a tile, and `parts` share each of the last ones."""
 
     shape: Shape
-    shared: int = 0
-    sharers: int = 0
+    shared: int = 0  # the last tiles
+    parts: int = 1
 
     def tiles(self, tokens: int, features: int) -> int:
         """Count the tiles of a product."""
@@ -130,39 +127,24 @@ class Plan:
         taken += (rest > 0) * runs * (shape.alone + shape.crowding * rest / slots)
         if not self.shared:
             return taken
-        span = cdiv(self.shared * runs, self.sharers)
-        taken += span * (shape.alone + shape.crowding * self.sharers / slots)
-        # The last sharer of a tile waits for each other one, and for the transfer of its sums.
-        even = self.sharers % self.shared == 0
-        others = self.sharers // self.shared - 1 if even else cdiv(self.sharers, self.shared)
-        return taken + others * (SHARER_COST + shape.rows * shape.tokens * SUM_COST)
+        busy = self.shared * self.parts / slots
+        taken += cdiv(runs, self.parts) * (shape.alone + shape.crowding * busy)
+        # The last program of a tile waits for the others, and for the transfer of their sums.
+        return taken + (self.parts - 1) * (PART_COST + shape.rows * shape.tokens * SUM_COST)
 
 
 def plans(shape: Shape, tokens: int, features: int, runs: int, processors: int) -> Iterator[Plan]:
-    """List the plans of a shape: without sharers, with some for each tile of the last round, and
-    with one on each multiprocessor for the last round or the last two.
-
-    The last kind needs one program on a multiprocessor. Where several run at once, programs of the
-    last round also run faster.
-    """
+    """List the plans of a shape: without parts, and with parts of each tile of the last round."""
     yield Plan(shape)
     slots = processors * shape.programs
-    tiles = Plan(shape).tiles(tokens, features)
-    if not (rest := tiles % slots):
-        return
-    sharers = [parts * rest for parts in range(2, min(MAX_PARTS, runs, slots // rest) + 1)]
-    evenly = shape.programs == 1
-    if evenly and slots <= min(MAX_PARTS, runs) * rest and slots not in sharers:
-        sharers.append(slots)
-    for count in sharers:
-        yield Plan(shape, rest, count)
-    if evenly and tiles > slots:
-        yield Plan(shape, rest + slots, slots)
+    if rest := Plan(shape).tiles(tokens, features) % slots:
+        for parts in range(2, min(MAX_PARTS, runs, slots // rest) + 1):
+            yield Plan(shape, rest, parts)
 
 
 @cache
 def choose(tokens: int, features: int, k: int, processors: int, whole: bool = False) -> Plan:
-    """Choose the plan with the least time; with `whole`, among those without sharers."""
+    """Choose the plan with the least time; with `whole`, among those without parts."""
     runs = k // RUN
     found = []
     for shape in SHAPES:
@@ -199,9 +181,9 @@ def multiply(
     shape = plan.shape
     unshared = plan.tiles(tokens, features) - plan.shared
     partials, flags = shared_sums(x.device)
-    assert plan.sharers * shape.rows * shape.tokens <= partials.numel()
+    assert plan.shared * (plan.parts - 1) * shape.rows * shape.tokens <= partials.numel()
     assert unshared >= 0
-    assert plan.sharers <= plan.shared * (k // RUN)
+    assert plan.parts <= k // RUN
     of_words = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     of_pairs = gl.NVMMASharedLayout(swizzle_byte_width=32, element_bitwidth=32, rank=2)
     of_inputs = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
@@ -209,7 +191,7 @@ def multiply(
     pairs = weight.pairs.view(-1, LINE)
     pdl = dependent_launch(x.device)
     launch = {"launch_pdl": True} if pdl else {}
-    fragment_gemm_kernel[(unshared + plan.sharers,)](
+    fragment_gemm_kernel[(unshared + plan.shared * plan.parts,)](
         TensorDescriptor.from_tensor(x, [shape.box, HALF.value], of_inputs),
         TensorDescriptor.from_tensor(words, [LINES.value, 2 * WORDS.value], of_words),
         TensorDescriptor.from_tensor(pairs, [BLOCK // LINE, LINE], of_pairs),
@@ -222,8 +204,7 @@ def multiply(
         k,
         weight.pairs.shape[1],
         unshared,
-        plan.shared,
-        plan.sharers,
+        plan.parts,
         GROUP=weight.group,
         CONSUMERS=shape.consumers,
         BLOCK_T=shape.tokens,
@@ -273,22 +254,21 @@ def _before(tokens, index):
     return sum(_piece(tokens, i) for i in range(index))
 
 
-@gluon.jit(do_not_specialize=["tokens", "whole", "shared", "sharers"])
+@gluon.jit(do_not_specialize=["tokens", "whole", "parts"])
 def fragment_gemm_kernel(
     x_tiles,  # descriptor of [tokens, K]
     words,  # descriptor of [blocks * runs * LINES, 2 * WORDS] in 16 bits
     pairs,  # descriptor of [blocks * groups * lines, PAIRS]
     bias_ptr,  # [features]
     out_ptr,  # [tokens, features]
-    partial_ptr,  # the sums of unfinished tiles
+    partial_ptr,  # the sums of parts
     flags_ptr,
     tokens,
     features,
     K,
     groups,
     whole,  # tiles that are not shared
-    shared,  # tiles that are
-    sharers,  # programs that share them
+    parts,  # of a shared tile
     GROUP: gl.constexpr,
     CONSUMERS: gl.constexpr,
     BLOCK_T: gl.constexpr,
@@ -299,11 +279,10 @@ def fragment_gemm_kernel(
     BIAS: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """Multiply CONSUMERS * 64 weight rows by BLOCK_T tokens, or a sharer's span of runs.
+    """Multiply CONSUMERS * 64 weight rows by BLOCK_T tokens, or a part of their columns.
 
-    The grid is `[whole + sharers]`. Sharer `i` has an equal span of the runs of all shared tiles,
-    which are counted tile after tile. It begins with its last tile. So it stores the sums of an
-    unfinished tile at once, and waits at its end for sharers that began before it.
+    The grid is `[whole + parts * shared tiles]`. Programs of a shared tile are neighbours. The last
+    one waits for the others, which began before it.
     """
     dtype: gl.constexpr = x_tiles.dtype
     tiled: gl.constexpr = x_tiles.layout
@@ -326,23 +305,32 @@ def fragment_gemm_kernel(
     if PDL:
         gdc_launch_dependents()
     runs = K // COLUMNS
-    program = gl.program_id(0)
-    begin = program * runs
-    end = begin + runs
+    tile = gl.program_id(0)
+    part = 0
+    first = 0
+    last = runs
     if SHARED:  # noqa: SIM102 (known to the compiler)
-        if program >= whole:
-            begin = whole * runs + (program - whole) * shared * runs // sharers
-            end = whole * runs + (program - whole + 1) * shared * runs // sharers
+        if tile >= whole:
+            part = (tile - whole) % parts
+            tile = whole + (tile - whole) // parts
+            first = part * runs // parts
+            last = (part + 1) * runs // parts
+    token_tiles = gl.cdiv(tokens, BLOCK_T)
+    a_group = GROUP_TILES * gl.cdiv(features, ROWS)
+    begin = tile // a_group * GROUP_TILES
+    height = gl.minimum(token_tiles - begin, GROUP_TILES)
+    token = (begin + tile % a_group % height) * BLOCK_T
+    row = tile % a_group // height * ROWS
     gl.warp_specialize(
         [
             (_consume, (
-                begin, end, runs, whole, shared, sharers, bias_ptr, out_ptr, partial_ptr, flags_ptr,
-                tokens, features, x_smem, w_smem, p_smem, full, empty, CONSUMERS, BLOCK_T, STAGES,
-                SHARED, ADD, BIAS, PDL,
+                row, token, first, last, tile - whole, part, parts, bias_ptr, out_ptr, partial_ptr,
+                flags_ptr, tokens, features, x_smem, w_smem, p_smem, full, empty, CONSUMERS,
+                BLOCK_T, STAGES, SHARED, ADD, BIAS, PDL,
             )),
             (_load, (
-                begin, end, runs, groups, x_tiles, words, pairs, x_smem, w_smem, p_smem, full,
-                empty, tokens, features, GROUP, CONSUMERS, BLOCK_T, BOX, STAGES, SHARED, PDL,
+                row, token, first, last, runs, groups, x_tiles, words, pairs, x_smem, w_smem,
+                p_smem, full, empty, tokens, GROUP, CONSUMERS, BLOCK_T, BOX, STAGES, PDL,
             )),
         ],
         [1],
@@ -351,19 +339,11 @@ def fragment_gemm_kernel(
 
 
 @gluon.jit
-def _place(tile, tokens, features, ROWS: gl.constexpr, BLOCK_T: gl.constexpr):
-    """Return the first row and the first token of a tile."""
-    token_tiles = gl.cdiv(tokens, BLOCK_T)
-    a_group = GROUP_TILES * gl.cdiv(features, ROWS)
-    begin = tile // a_group * GROUP_TILES
-    height = gl.minimum(token_tiles - begin, GROUP_TILES)
-    return tile % a_group // height * ROWS, (begin + tile % a_group % height) * BLOCK_T
-
-
-@gluon.jit
 def _load(
-    begin,
-    end,
+    row,
+    token,
+    first,
+    last,
     runs,
     groups,
     x_tiles,
@@ -375,22 +355,15 @@ def _load(
     full,
     empty,
     tokens,
-    features,
     GROUP: gl.constexpr,
     CONSUMERS: gl.constexpr,
     BLOCK_T: gl.constexpr,
     BOX: gl.constexpr,
     STAGES: gl.constexpr,
-    SHARED: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """Load a program's runs; the first weights load while inputs may still be computed."""
-    ROWS: gl.constexpr = CONSUMERS * SIDE
+    """Load the runs from `first` on; the first weights load while inputs may still be computed."""
     BOXES: gl.constexpr = BLOCK_T // BOX
-    tile = (end - 1) // runs
-    first = gl.maximum(begin - tile * runs, 0)
-    last = end - tile * runs
-    row, token = _place(tile, tokens, features, ROWS, BLOCK_T)
     boxes = gl.minimum(gl.cdiv(tokens - token, BOX), BOXES)
     for stage in gl.static_range(STAGES):
         there = first + stage < last
@@ -408,10 +381,6 @@ def _load(
         )  # fmt: skip
     stage = 0
     phase = 0
-    if SHARED:  # noqa: SIM102
-        if last - first < STAGES:
-            stage = last - first
-            phase = 1  # the other stages are empty
     for run in range(first + STAGES, last):
         mbarrier.wait(empty.index(stage), phase)
         _expect(full, stage, boxes, True, CONSUMERS, BOX, BOXES)
@@ -421,20 +390,6 @@ def _load(
         )  # fmt: skip
         _load_inputs(token, run, x_tiles, x_smem, full, stage, boxes, True, BLOCK_T, BOX)
         stage, phase = next_stage(stage, phase, STAGES)
-    if SHARED:
-        for back in range(1, tile - begin // runs + 1):
-            before = tile - back
-            row, token = _place(before, tokens, features, ROWS, BLOCK_T)
-            boxes = gl.minimum(gl.cdiv(tokens - token, BOX), BOXES)
-            for run in range(gl.maximum(begin - before * runs, 0), runs):
-                mbarrier.wait(empty.index(stage), phase)
-                _expect(full, stage, boxes, True, CONSUMERS, BOX, BOXES)
-                _load_weights(
-                    row, run, runs, groups, words, pairs, w_smem, p_smem, full, stage, True, GROUP,
-                    CONSUMERS,
-                )  # fmt: skip
-                _load_inputs(token, run, x_tiles, x_smem, full, stage, boxes, True, BLOCK_T, BOX)
-                stage, phase = next_stage(stage, phase, STAGES)
 
 
 @gluon.jit
@@ -633,12 +588,13 @@ def _wait(outstanding: gl.constexpr, sums, BLOCK_T: gl.constexpr):
 
 @gluon.jit
 def _consume(
-    begin,
-    end,
-    runs,
-    whole,
-    shared,
-    sharers,
+    row,
+    token,
+    first,
+    last,
+    shared_tile,
+    part,
+    parts,
     bias_ptr,
     out_ptr,
     partial_ptr,
@@ -658,58 +614,37 @@ def _consume(
     BIAS: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """Multiply a program's runs, from its last tile to its first; store tiles and sums."""
+    """Multiply the runs from `first` on, and store the tile or the sums of a part."""
     ROWS: gl.constexpr = CONSUMERS * SIDE
-    if not SHARED:
-        row, token = _place(begin // runs, tokens, features, ROWS, BLOCK_T)
-        sums, _, _ = _multiply(
-            0, runs, gl.to_tensor(0), gl.to_tensor(0), x_smem, w_smem, p_smem, full, empty,
-            CONSUMERS, BLOCK_T, STAGES,
-        )  # fmt: skip
-        if PDL:
-            gdc_wait()
-        _store(
-            sums, row, token, bias_ptr, out_ptr, tokens, features, ROWS, BLOCK_T, ADD, BIAS,
-        )  # fmt: skip
-        return
-    stage = 0
-    phase = 0
-    while end > begin:
-        tile = (end - 1) // runs
-        first = gl.maximum(begin - tile * runs, 0)
-        last = end - tile * runs
-        sums, stage, phase = _multiply(
-            first, last, stage, phase, x_smem, w_smem, p_smem, full, empty, CONSUMERS, BLOCK_T,
-            STAGES,
-        )  # fmt: skip
-        if PDL:
-            gdc_wait()
-        if last < runs:
-            sharer = gl.program_id(0) - whole
-            _store_sums(sums, partial_ptr, sharer, CONSUMERS, BLOCK_T)
-            _signal(_flag(flags_ptr, sharer, 4 * CONSUMERS))
+    sums = _multiply(
+        first, last, x_smem, w_smem, p_smem, full, empty, CONSUMERS, BLOCK_T, STAGES
+    )  # fmt: skip
+    if PDL:
+        gdc_wait()
+    if SHARED:
+        if shared_tile < 0:
+            parts = 1
+        others = shared_tile * (parts - 1)
+        if part < parts - 1:
+            _store_sums(sums, partial_ptr, others + part, CONSUMERS, BLOCK_T)
+            _signal(_flag(flags_ptr, others + part, 4 * CONSUMERS))
         else:
-            sharer = gl.program_id(0) - whole
-            other = sharer
-            if first > 0:
-                # The sharer of the tile's first run.
-                other = (((tile - whole) * runs + 1) * sharers - 1) // (shared * runs)
-            for i in range(other, sharer):
-                _await(_flag(flags_ptr, i, 4 * CONSUMERS))
-                sums = _add_sums(sums, partial_ptr, i, CONSUMERS, BLOCK_T)
-            row, token = _place(tile, tokens, features, ROWS, BLOCK_T)
+            for other in range(others, others + parts - 1):
+                _await(_flag(flags_ptr, other, 4 * CONSUMERS))
+                sums = _add_sums(sums, partial_ptr, other, CONSUMERS, BLOCK_T)
             _store(
                 sums, row, token, bias_ptr, out_ptr, tokens, features, ROWS, BLOCK_T, ADD, BIAS,
             )  # fmt: skip
-        end = tile * runs + first
+    else:
+        _store(
+            sums, row, token, bias_ptr, out_ptr, tokens, features, ROWS, BLOCK_T, ADD, BIAS,
+        )  # fmt: skip
 
 
 @gluon.jit
 def _multiply(
     first,
     last,
-    stage,
-    phase,
     x_smem,
     w_smem,
     p_smem,
@@ -719,12 +654,14 @@ def _multiply(
     BLOCK_T: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Multiply the runs from `first` on; return the sums, and the next stage and its phase."""
+    """Multiply the runs from `first` on; return the sums."""
     dtype: gl.constexpr = x_smem[0].dtype
     ROWS: gl.constexpr = CONSUMERS * SIDE
     sums = ()
     for i in gl.static_range(_count(BLOCK_T)):
         sums += (_zeros(CONSUMERS, _piece(BLOCK_T, i)),)  # type: ignore[assignment]
+    stage = 0
+    phase = 0
     gl.assume(first < last)  # else the assembler lets no instructions of the tensor cores overlap
     for run in range(first, last):
         mbarrier.wait(full.index(stage), phase)
@@ -735,9 +672,7 @@ def _multiply(
         w = _widened(words, scale, middle, dtype, True)
         sums = _products(w, x_smem, stage * 2 + 1, sums, BLOCK_T)
         stage, phase = next_stage(stage, phase, STAGES)
-    sums = _wait(0, sums, BLOCK_T)
-    mbarrier.arrive(empty.index(_previous(stage, STAGES)))
-    return sums, stage, phase
+    return _wait(0, sums, BLOCK_T)
 
 
 @gluon.jit
@@ -751,36 +686,36 @@ def _previous(stage, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def _sums_of(partial_ptr, sharer, CONSUMERS: gl.constexpr, BLOCK_T: gl.constexpr, i: gl.constexpr):
-    """Return the addresses of the sums of a piece of a sharer's unfinished tile."""
+def _sums_of(partial_ptr, part, CONSUMERS: gl.constexpr, BLOCK_T: gl.constexpr, i: gl.constexpr):
+    """Return the addresses of the sums of a piece of a tile's part."""
     ROWS: gl.constexpr = CONSUMERS * SIDE
     TOKENS: gl.constexpr = _piece(BLOCK_T, i)
     of_sums: gl.constexpr = _of_sums(CONSUMERS, TOKENS)
     inner = gl.arange(0, ROWS, layout=gl.SliceLayout(1, of_sums))[:, None] * TOKENS
     inner += gl.arange(0, TOKENS, layout=gl.SliceLayout(0, of_sums))[None, :]
-    return partial_ptr + (sharer * BLOCK_T + _before(BLOCK_T, i)) * ROWS + inner
+    return partial_ptr + (part * BLOCK_T + _before(BLOCK_T, i)) * ROWS + inner
 
 
 @gluon.jit
-def _store_sums(sums, partial_ptr, sharer, CONSUMERS: gl.constexpr, BLOCK_T: gl.constexpr):
+def _store_sums(sums, partial_ptr, part, CONSUMERS: gl.constexpr, BLOCK_T: gl.constexpr):
     for i in gl.static_range(_count(BLOCK_T)):
-        gl.store(_sums_of(partial_ptr, sharer, CONSUMERS, BLOCK_T, i), sums[i])
+        gl.store(_sums_of(partial_ptr, part, CONSUMERS, BLOCK_T, i), sums[i])
 
 
 @gluon.jit
-def _add_sums(sums, partial_ptr, sharer, CONSUMERS: gl.constexpr, BLOCK_T: gl.constexpr):
+def _add_sums(sums, partial_ptr, part, CONSUMERS: gl.constexpr, BLOCK_T: gl.constexpr):
     added = ()
     for i in gl.static_range(_count(BLOCK_T)):
-        part = gl.load(_sums_of(partial_ptr, sharer, CONSUMERS, BLOCK_T, i), volatile=True)
-        added += (sums[i] + part,)  # type: ignore[assignment]
+        others = gl.load(_sums_of(partial_ptr, part, CONSUMERS, BLOCK_T, i), volatile=True)
+        added += (sums[i] + others,)  # type: ignore[assignment]
     return added
 
 
 @gluon.jit
-def _flag(flags_ptr, sharer, WARPS: gl.constexpr):
-    """Return the address of a sharer's flag of this warp, for each thread."""
+def _flag(flags_ptr, part, WARPS: gl.constexpr):
+    """Return the address of a part's flag of this warp, for each thread."""
     of_flags: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    return flags_ptr + sharer * WARPS + gl.arange(0, 32 * WARPS, layout=of_flags) // 32
+    return flags_ptr + part * WARPS + gl.arange(0, 32 * WARPS, layout=of_flags) // 32
 
 
 @gluon.jit
