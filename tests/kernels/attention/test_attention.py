@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import pytest
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pagewire.worker.ops.reference import attention as reference
 from pagewire.worker.ops.triton import attention
-from pagewire.worker.ops.triton.attention.decode import DecodeConfig
+from pagewire.worker.ops.triton.attention.decode import DecodeConfig, LongShares, decode_config
 from pagewire.worker.ops.triton.attention.merge import MergeConfig
 from pagewire.worker.ops.triton.attention.prefill import PrefillConfig
 from support.kernels.comparison import DTYPES, FULL_SIZE, TOLERANCE, assert_near, poisoned_outputs
@@ -163,6 +163,36 @@ def test_decode_from_larger_blocks(block_size, device):
 def test_decode_cut_into_many_shares(lengths, programs, device):
     config = DecodeConfig(tile=16, warps=4, stages=2, programs=programs, share=16)
     compare_decode(lengths, (6, 2, 32), torch.float16, device, config)
+
+
+@pytest.mark.parametrize("lengths", [[100], [1, 100, 1], [0, 70, 0, 130, 3, 0], [0, 0]], ids=str)
+@pytest.mark.parametrize("tile", [16, 32, 64])
+@pytest.mark.parametrize("options", [{}, {"soft_cap": 0.7, "sinks": 2.0}], ids=str)
+def test_decode_in_long_shares(lengths, tile, options, device):
+    config = DecodeConfig(tile=16, warps=1, stages=2, programs=3, share=16)
+    config = replace(config, long=LongShares(tile, stages=3, share=0))
+    compare_decode(lengths, (6, 2, 32), torch.float16, device, config, **options)
+
+
+@pytest.mark.parametrize("lengths", [[96], [50, 0, 30]], ids=str)
+def test_short_shares_keep_their_loop(lengths, device):
+    cache = make_cache(lengths, 2, 32, torch.float16, device)
+    q = torch.randn(len(lengths), 4, 32, device=device).half()
+    arguments = (q, cache.k, cache.v, cache.tables, cache.slots, cache.lengths, 0.2)
+    usual = DecodeConfig(tile=16, warps=1, stages=2, programs=1, share=16)
+    config = replace(usual, long=LongShares(32, stages=3, share=10_000))
+    expected = attention.decode_attention(*arguments, config=usual)
+    assert torch.equal(attention.decode_attention(*arguments, config=config), expected)
+
+
+@pytest.mark.skipif(not FULL_SIZE, reason="needs a GPU: too large for the interpreter")
+@pytest.mark.parametrize("lengths", [[120_000], [60_000, 60_000], [100, 90_001]], ids=str)
+@pytest.mark.parametrize("loop", [None, (16, 3), (16, 4)], ids=str)
+def test_decode_of_long_sequences(lengths, loop, device):
+    config = decode_config(torch.bfloat16, 128, 4, len(lengths))
+    if loop is not None:
+        config = replace(config, long=LongShares(*loop, share=64))
+    compare_decode(lengths, (32, 8, 128), torch.bfloat16, device, config)
 
 
 @pytest.mark.parametrize("lengths", [[100], [1, 100, 1], [0, 70, 0, 0, 16, 3, 0], [0, 0]], ids=str)

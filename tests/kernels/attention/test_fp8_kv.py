@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -22,10 +23,17 @@ from kernels.attention.test_attention import (
 from kernels.attention.test_shared_prefix import GROUPS, groups_of, int32
 from pagewire.worker.ops.reference import attention as reference
 from pagewire.worker.ops.triton import attention
-from pagewire.worker.ops.triton.attention.decode import DecodeConfig
+from pagewire.worker.ops.triton.attention.decode import DecodeConfig, LongShares, decode_config
 from pagewire.worker.ops.triton.attention.prefill import PrefillConfig
 from pagewire.worker.runtime.prefix_groups import ItemSizes, item_views, pack_items
-from support.kernels.comparison import CUDA, DTYPES, TOLERANCE, assert_near, poisoned_outputs
+from support.kernels.comparison import (
+    CUDA,
+    DTYPES,
+    FULL_SIZE,
+    TOLERANCE,
+    assert_near,
+    poisoned_outputs,
+)
 from support.kernels.fp8_cache import quantized, quantized_pair, widened
 
 # The interpreter is slow.
@@ -102,6 +110,26 @@ def test_decode_cut_into_many_shares(programs, device):
     config = DecodeConfig(tile=32, warps=4, stages=2, programs=programs, share=16)
     compare_decode([0, 70, 0, 16, 3], (6, 2, 32), torch.float16, device, config)
     compare_decode([50, 7], (6, 2, 32), torch.float16, device, config, block_size=48)
+
+
+@pytest.mark.parametrize("lengths", [[100], [1, 100, 1], [0, 70, 0, 130, 3, 0]], ids=str)
+@pytest.mark.parametrize("lean", [False, True])
+@pytest.mark.parametrize("options", [{}, {"soft_cap": 0.7}, {"sinks": 2.0}], ids=str)
+def test_decode_in_long_shares(lengths, lean, options, device):
+    config = DecodeConfig(tile=16, warps=1, stages=2, programs=3, share=16)
+    config = replace(config, long=LongShares(32, stages=3, share=0, lean=lean))
+    for size in (1e-3, 1.0, 1e3):
+        compare_decode(lengths, (6, 2, 32), torch.float16, device, config, size=size, **options)
+
+
+@pytest.mark.skipif(not FULL_SIZE, reason="needs a GPU: too large for the interpreter")
+@pytest.mark.parametrize("lengths", [[120_000], [60_000, 60_000], [100, 90_001]], ids=str)
+@pytest.mark.parametrize("loop", [None, (16, 4), (32, 2), (32, 3), (64, 2)], ids=str)
+def test_decode_of_long_sequences(lengths, loop, device):
+    config = decode_config(torch.bfloat16, 128, 4, len(lengths), fp8=True)
+    if loop is not None:
+        config = replace(config, long=LongShares(*loop, share=64))
+    compare_decode(lengths, (32, 8, 128), torch.bfloat16, device, config)
 
 
 @pytest.mark.parametrize("size", [1e-3, 1e3])

@@ -27,6 +27,15 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize(("share", "long"), [(40, True), (41, False)])
+def test_long_shares_have_longer_tiles(share, long, device):
+    given = torch.tensor([70, 0, 50], dtype=torch.int32, device=device)
+    plan = plan_shares(given, None, 2, TILE, 6, 1, long_tile=64, long_share=share)
+    tile = 64 if long else TILE
+    assert plan.shares[2].item() == tile
+    assert plan.ends.tolist() == [2 * -(-70 // tile)] * 2 + [2 * (-(-70 // tile) + -(-50 // tile))]
+
+
 @pytest.mark.parametrize(("lengths", "kv_heads", "programs", "whole"), CASES, ids=str)
 @pytest.mark.parametrize("min_share", [1, 2])
 def test_shares(lengths, kv_heads, programs, whole, min_share, device):

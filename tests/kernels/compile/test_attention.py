@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,18 @@ def decode(rows: int, query_heads: int, kv_heads: int, head_dim: int) -> None:
     cache = meta(1000, kv_heads, 16, head_dim)
     q, tables = meta(rows, query_heads, head_dim), meta(rows + 1, 512, dtype=INT)
     decode_attention(q, cache, cache, tables, meta(rows, dtype=INT), meta(rows, dtype=INT), 0.1)
+
+
+def decode_long(rows: int, query_heads: int, kv_heads: int, head_dim: int) -> None:
+    """Both loops in one kernel."""
+    from pagewire.worker.ops.triton.attention import decode_attention
+
+    config = attention_decode.decode_config(torch.bfloat16, head_dim, query_heads // kv_heads, rows)
+    config = replace(config, long=attention_decode.LongShares(tile=16, stages=4, share=512))
+    cache = meta(1000, kv_heads, 16, head_dim)
+    q, tables = meta(rows, query_heads, head_dim), meta(rows + 1, 512, dtype=INT)
+    where = (tables, meta(rows, dtype=INT), meta(rows, dtype=INT))
+    decode_attention(q, cache, cache, *where, 0.1, config=config)
 
 
 def prefill(tokens: int, query_heads: int, kv_heads: int, head_dim: int) -> None:
@@ -108,6 +121,8 @@ CASES: dict[str, Case] = {
     "decode of many rows": (decode, 400, 16, 8, 128),
     "decode of small heads": (decode, 64, 14, 2, 64),
     "decode of large heads": (decode, 64, 8, 4, 256),
+    "decode one row of long shares": (decode_long, 1, 32, 8, 128),
+    "decode of long shares": (decode_long, 4, 32, 8, 128),
     "prefill": (prefill, 8192, 32, 8, 128),
     "prefill of short chunks": (prefill, 64, 16, 8, 128),
     "prefill of small heads": (prefill, 8192, 14, 2, 64),
@@ -165,7 +180,9 @@ def test_waits_for_its_predecessor(case, launches):
     # merge waits with and without pieces to merge. Their plan is first, and does not let the next
     # kernel start early. RoPE is launched twice.
     expected = {"decode": [0, 2, 2], "prefill": [1], "rope": [1, 1]}
-    assert waits == ([2, 2] if case == "decode one row" else expected[case.split()[0]])
+    if case.endswith("long shares"):  # two loops, each with both waits
+        expected["decode"] = [0, 4, 2]
+    assert waits == expected[case.split()[0]][case.startswith("decode one row") :]
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.startswith("rope")])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,20 @@ def decode(
     if rows > 1 and not options:
         items = (meta(1, dtype=INT), meta(8, 6, dtype=INT), meta(32 * rows, dtype=INT))
         shared = SharedPrefixItems(*items, *of_rows)
-    ops.decode_attention(q, cache, cache, tables, *of_rows, 0.1, shared=shared, **scales, **options)
+    options = {"shared": shared} | scales | options
+    ops.decode_attention(q, cache, cache, tables, *of_rows, 0.1, **options)
+
+
+def decode_long(rows: int, query_heads: int, kv_heads: int, head_dim: int) -> None:
+    """Both loops in one kernel."""
+    from pagewire.worker.ops.triton.attention.decode import LongShares, decode_config
+
+    config = decode_config(torch.bfloat16, head_dim, query_heads // kv_heads, rows, fp8=True)
+    for tile, stages in ((32, 3), (64, 2)):
+        long = LongShares(tile, stages, share=512)
+        decode(
+            rows, query_heads, kv_heads, head_dim, shared=None, config=replace(config, long=long)
+        )
 
 
 def decode_with_options(rows: int, query_heads: int, kv_heads: int, head_dim: int) -> None:
@@ -103,6 +117,8 @@ CASES: dict[str, Case] = {
     "decode in one order": (decode_invariant, 64, 32, 8, 128),
     "decode of small heads in one order": (decode_invariant, 64, 14, 2, 64),
     "decode of large heads in one order": (decode_invariant, 64, 8, 4, 256),
+    "decode one row of long shares": (decode_long, 1, 32, 8, 128),
+    "decode of long shares": (decode_long, 4, 32, 8, 128),
     "prefill": (prefill, 8192, 32, 8, 128),
     "prefill of short chunks": (prefill, 64, 16, 8, 128),
     "prefill of small heads": (prefill, 8192, 14, 2, 64),
@@ -209,8 +225,10 @@ def test_all_programs_of_decode_run_at_once(case, launches):
 
     _, rows, query_heads, kv_heads, head_dim = CASES[case]
     config = decode_config(torch.bfloat16, head_dim, query_heads // kv_heads, rows)
-    (launch,) = (one for one in launches[case] if one["kernel"] == "decode_kernel")
-    assert launch["resident"] >= config.programs
+    of_loops = [one for one in launches[case] if one["kernel"] == "decode_kernel"]
+    assert of_loops
+    for launch in of_loops:
+        assert launch["resident"] >= config.programs
 
 
 if __name__ == "__main__":

@@ -162,7 +162,7 @@ class Decoder:
         self, residual: Tensor, batch: Batch, cache: KVCache, block_tables: Tensor
     ) -> Tensor:
         """Runs all layers for all tokens. Changes `residual [tokens, hidden]` in place."""
-        batch = self._begun(residual, batch)
+        batch = self._begun(residual, batch, cache)
         for layer in range(self.config.num_layers):
             self._layer(layer, residual, batch, cache, block_tables)
         return residual
@@ -187,7 +187,7 @@ class Decoder:
         Returns:
             The queries of the last layer, `[tokens, heads, head_dim]`.
         """
-        batch = self._begun(residual, batch)
+        batch = self._begun(residual, batch, cache)
         last = self.config.num_layers - 1
         for layer in range(last):
             self._layer(layer, residual, batch, cache, block_tables)
@@ -283,13 +283,13 @@ class Decoder:
         """The logits `[rows, vocab]` of `hidden [rows, hidden]`, in the dtype of the weights."""
         return self._form.head(self.weights, hidden, out)
 
-    def _begun(self, residual: Tensor, batch: Batch) -> Batch:
+    def _begun(self, residual: Tensor, batch: Batch, cache: KVCache) -> Batch:
         """Scales the embedded tokens in place; returns the batch with plans of decode attention."""
         if self._embedding_multiplier is not None:
             residual.mul_(self._embedding_multiplier)
-        return self._planned(batch)
+        return self._planned(batch, cache)
 
-    def _planned(self, batch: Batch) -> Batch:
+    def _planned(self, batch: Batch, cache: KVCache) -> Batch:
         """The batch with its plans of decode attention, one for each window of a layer."""
         if not batch.num_decodes:
             return batch
@@ -306,6 +306,7 @@ class Decoder:
                 self.weights.embedding.dtype,
                 shared=batch.shared,
                 window=window,
+                fp8=cache.scale_storage is not None,
             )
             for window in dict.fromkeys(self.windows)
         }

@@ -38,6 +38,7 @@ class AttentionOps(Protocol):
         *,
         shared: SharedPrefixItems | None = None,
         window: int | None = None,
+        fp8: bool = False,
     ) -> Any:
         """Return the `plan` of `decode_attention` for these lengths.
 
@@ -46,6 +47,7 @@ class AttentionOps(Protocol):
             query_heads, kv_heads, head_dim: of one layer.
             dtype: of queries, keys and values.
             shared, window: as in `decode_attention`.
+            fp8: whether the cache has scales.
 
         Returns:
             A value private to the implementation, valid until `lengths` or `shared` change, or None

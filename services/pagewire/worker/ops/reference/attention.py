@@ -33,6 +33,7 @@ def plan_decode(
     *,
     shared: SharedPrefixItems | None = None,
     window: int | None = None,
+    fp8: bool = False,
 ) -> None:
     """Return None: `decode_attention` needs no plan here."""
 

@@ -16,7 +16,8 @@ See docs/decisions/attention-overlap.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,12 +27,27 @@ from pagewire.worker.ops.contract.shared_prefix import MAX_RANGES, SharedPrefixI
 from pagewire.worker.ops.device import dependent_launch, multiprocessors
 from pagewire.worker.ops.integers import next_power_of_2
 from pagewire.worker.ops.triton.attention.decode_kernel import decode_kernel
-from pagewire.worker.ops.triton.attention.merge import merge_config, merge_pieces
+from pagewire.worker.ops.triton.attention.merge import MergeConfig, merge_config, merge_pieces
 from pagewire.worker.ops.triton.attention.paged import check_layout, score_scales
 from pagewire.worker.ops.triton.attention.shared_prefix import Pieces, attend_shared_prefixes
 from pagewire.worker.ops.triton.attention.shares import DecodePlan, plan_shares
 
 REGISTERS = 65536  # of a multiprocessor, since Volta
+LONG_ROWS = 4  # most rows of batches whose kernels have a loop of long shares
+
+
+@dataclass(frozen=True, slots=True)
+class LongShares:
+    """The loop of long shares, which replaces the usual one where equal shares are long.
+
+    Its compiled kernel has both loops and chooses on the device, since lengths are not known at
+    launch.
+    """
+
+    tile: int
+    stages: int
+    share: int  # the least positions of an equal share
+    lean: bool = True  # fewer instructions, with FP8 in pairs and no soft cap
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +60,9 @@ class DecodeConfig:
     programs: int  # on each multiprocessor
     share: int  # smallest share in KV positions; shorter ones cost more to merge than they save
     pdl: bool = True
+    long: LongShares | None = None
+    merge: MergeConfig | None = None  # None: chosen by rows
+    even: bool = True  # one row: only as many programs as whole steps of the merge
 
     @property
     def min_share(self) -> int:
@@ -55,6 +74,11 @@ class DecodeConfig:
         """The most registers of a thread with which all programs run at once, a multiple of 8."""
         each = REGISTERS // (32 * self.warps * self.programs)
         return min(255, each - each % 8)
+
+
+# Options of few rows of heads of 128, with an FP8 cache and with another one.
+LONG_FP8: dict[str, Any] = {}
+LONG: dict[str, Any] = {}
 
 
 def decode_attention(
@@ -85,20 +109,26 @@ def decode_attention(
     rows, query_heads, head_dim = q.shape
     _, kv_heads, block_size, _ = k_cache.shape
     group = query_heads // kv_heads
-    config = config or decode_config(q.dtype, head_dim, group, rows)
+    fp8 = scales is not None
+    config = config or decode_config(q.dtype, head_dim, group, rows, fp8)
     shared = None if window is not None else shared
     programs = multiprocessors(q.device) * config.programs
-    merge = merge_config(rows, kv_heads, group, programs)
-    if rows == 1:
+    merge = config.merge or merge_config(rows, kv_heads, group, programs)
+    if rows == 1 and config.even:
         programs = merge.programs(programs, kv_heads)
     plan = plan or _plan(lengths, shared, kv_heads, config, window)
     scale_log2, cap_scale = score_scales(scale, soft_cap)
+    # Halves of smaller heads are too short for an operand of the tensor cores.
+    paired = fp8 and q.dtype != torch.float32 and head_dim >= 32
+    long = _long_shares(config, shared, window)
     pdl = config.pdl and dependent_launch(q.device)
     common = {
         "HEAD_DIM": head_dim,
         "KV_HEADS": kv_heads,
         "GROUP": group,
         "TILE": config.tile,
+        "LONG_TILE": 0 if long is None else long.tile,
+        "LONG_SHARE": 0 if long is None else long.share,
         "PLANNED": plan is not None,
         "RANGES": 0 if shared is None else MAX_RANGES,
         "WINDOW": window or 0,
@@ -119,8 +149,6 @@ def decode_attention(
         plan = DecodePlan(lengths, lengths, lengths, lengths, lengths)
     pieces = q.new_empty((programs, 2, group, head_dim), dtype=torch.float32)
     sums = q.new_empty((programs, 2, group), dtype=torch.float32)
-    # Halves of smaller heads are too short for an operand of the tensor cores.
-    paired = scales is not None and q.dtype != torch.float32 and head_dim >= 32
     decode_kernel[(programs,)](
         out,
         pieces,
@@ -138,6 +166,7 @@ def decode_attention(
         plan.rows,
         plan.units,
         plan.begins,
+        plan.shares,
         k_cache if scales is None else scales.keys,
         v_cache if scales is None else scales.values,
         sinks,
@@ -147,7 +176,10 @@ def decode_attention(
         block_tables.stride(0),
         BLOCK_SIZE=block_size,
         CAP_SCALE=cap_scale,
-        FP8=scales is not None,
+        FP8=fp8,
+        STAGES=config.stages,
+        LONG_STAGES=config.stages if long is None else long.stages,
+        LEAN=long is not None and long.lean and paired and soft_cap is None,
         PAIRED=paired,
         INTERPRETED=q.device.type == "cpu",
         BLOCK_N=max(8, next_power_of_2(group)),
@@ -173,7 +205,9 @@ def decode_attention(
     return out
 
 
-def decode_config(dtype: torch.dtype, head_dim: int, group: int, rows: int) -> DecodeConfig:
+def decode_config(
+    dtype: torch.dtype, head_dim: int, group: int, rows: int, fp8: bool = False
+) -> DecodeConfig:
     """Choose tiles and launch options, the fastest on an H200.
 
     They were chosen by `benchmarks/kernels/attention.py --sweep` and the time of whole decode steps
@@ -192,7 +226,10 @@ def decode_config(dtype: torch.dtype, head_dim: int, group: int, rows: int) -> D
         )
     tile = 16 if rows <= 64 and head_dim > 64 else 32
     share = 32 if rows <= 2 else 64
-    return DecodeConfig(tile=tile, warps=1, stages=2, programs=8, share=share)
+    config = DecodeConfig(tile=tile, warps=1, stages=2, programs=8, share=share)
+    if rows <= LONG_ROWS and head_dim == 128 and group <= 8:
+        return replace(config, **(LONG_FP8 if fp8 else LONG))
+    return config
 
 
 def plan_decode(
@@ -204,9 +241,10 @@ def plan_decode(
     *,
     shared: SharedPrefixItems | None = None,
     window: int | None = None,
+    fp8: bool = False,
 ) -> DecodePlan | None:
     """Implement `AttentionOps.plan_decode`; a single row needs no plan."""
-    config = decode_config(dtype, head_dim, query_heads // kv_heads, len(lengths))
+    config = decode_config(dtype, head_dim, query_heads // kv_heads, len(lengths), fp8)
     shared = None if window is not None else shared
     return _plan(lengths, shared, kv_heads, config, window)
 
@@ -221,6 +259,21 @@ def _plan(
     if len(lengths) == 1:
         return None
     programs = multiprocessors(lengths.device) * config.programs
+    long = _long_shares(config, shared, window)
     return plan_shares(
-        lengths, shared, kv_heads, config.tile, programs, config.min_share, window=window
+        lengths,
+        shared,
+        kv_heads,
+        config.tile,
+        programs,
+        config.min_share,
+        window=window,
+        long_tile=0 if long is None else long.tile,
+        long_share=0 if long is None else long.share,
     )
+
+
+def _long_shares(
+    config: DecodeConfig, shared: SharedPrefixItems | None, window: int | None
+) -> LongShares | None:
+    return config.long if shared is None and window is None else None

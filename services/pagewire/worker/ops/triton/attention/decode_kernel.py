@@ -19,7 +19,13 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagewire.worker.ops.triton.attention.fp8_pairs import HEADROOM, joined, numbers, query_pairs
+from pagewire.worker.ops.triton.attention.fp8_pairs import (
+    HEADROOM,
+    joined,
+    log2_of_scales,
+    numbers,
+    query_pairs,
+)
 from pagewire.worker.ops.triton.attention.paged import (
     LOG2_E,
     LOWEST,
@@ -28,7 +34,7 @@ from pagewire.worker.ops.triton.attention.paged import (
     widened,
     window_begin,
 )
-from pagewire.worker.ops.triton.attention.shares import cut
+from pagewire.worker.ops.triton.attention.shares import cut, is_long
 
 _LOG2_E = tl.constexpr(LOG2_E)
 
@@ -163,52 +169,51 @@ def _store_segment(
         tl.store(sums_ptr + piece + head_row, lse, mask=held)
 
 
-@triton.jit(do_not_specialize=["min_share", "beside"])
-def decode_kernel(
-    out_ptr,  # [rows, kv_heads * group, head_dim]
-    pieces_ptr,  # [programs, 2, group, head_dim]
-    sums_ptr,  # [programs, 2, group]
-    range_pieces_ptr,  # [rows, RANGES + 1, kv_heads * group, head_dim]
-    range_sums_ptr,  # [rows, RANGES + 1, kv_heads * group]
-    q_ptr,  # [rows, kv_heads * group, head_dim]
-    k_ptr,  # [num_blocks, kv_heads, block_size, head_dim], if PAIRED two numbers an element
+@triton.jit
+def _attend_share(
+    out_ptr,
+    pieces_ptr,
+    sums_ptr,
+    range_pieces_ptr,
+    range_sums_ptr,
+    q_ptr,
+    k_ptr,
     v_ptr,
-    tables_ptr,  # [slots, table_stride]
-    slots_ptr,  # [rows]
-    lengths_ptr,  # [rows]
-    shared_ptr,  # [rows], positions in shared prefixes
-    counts_ptr,  # [rows], ranges of shared prefixes
-    rows_ptr,  # these three belong to the plan, if PLANNED; see `DecodePlan`
+    tables_ptr,
+    slots_ptr,
+    lengths_ptr,
+    shared_ptr,
+    counts_ptr,
+    rows_ptr,
     units_ptr,
     begins_ptr,
-    k_scales_ptr,  # [num_blocks, kv_heads, block_size], if FP8
+    k_scales_ptr,
     v_scales_ptr,
-    sinks_ptr,  # [kv_heads * group], or None
+    sinks_ptr,
     scale_log2,
-    min_share,  # units
-    beside,  # 1 if the preceding kernel runs at the same time, else 0
+    min_share,
+    beside,
     table_stride,
     HEAD_DIM: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
+    STAGES: tl.constexpr,
+    LEAN: tl.constexpr,
     RUN: tl.constexpr,
     PLANNED: tl.constexpr,
     RANGES: tl.constexpr,
-    WINDOW: tl.constexpr,  # 0: all positions
-    CAP_SCALE: tl.constexpr,  # 0: no soft cap
-    FP8: tl.constexpr,  # keys and values are in FP8 and have scales
-    PAIRED: tl.constexpr,  # FP8 with products in float16, see `fp8_pairs`
+    WINDOW: tl.constexpr,
+    CAP_SCALE: tl.constexpr,
+    FP8: tl.constexpr,
+    PAIRED: tl.constexpr,
     BLOCK_N: tl.constexpr,
     INTERPRETED: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Attend from the query heads of each segment to the tiles of one share.
-
-    A program computes one share. The grid is `[programs]`, a fixed number for each multiprocessor.
-    """
+    """Attend to one share, in tiles of TILE positions; see `decode_kernel`."""
     WIDTH: tl.constexpr = HEAD_DIM // 2 if PAIRED else HEAD_DIM  # elements of a cached vector
     program = tl.program_id(0)
     # The start of the share: a row, a head of the row, and a tile of the head. The first blocks are
@@ -265,7 +270,7 @@ def decode_kernel(
     # With PAIRED, `out` has the even dimensions, weighted by 2^-heaviest, and `odd_out` the others.
     out = tl.zeros([WIDTH, BLOCK_N], tl.float32)
     odd_out = out
-    for _ in range(unit, stop):
+    for _ in tl.range(unit, stop, num_stages=STAGES):
         left = (length - position) * WIDTH
         values = ()
         v_scales = ()
@@ -290,7 +295,10 @@ def decode_kernel(
                 even_k, odd_k = numbers(k, INTERPRETED)
                 of_run = tl.dot(even_k, tl.trans(q))  # [RUN, BLOCK_N]
                 of_run = tl.dot(odd_k, tl.trans(odd_q), of_run)
-                of_run *= k_scale[:, None] * q_scale[None, :]
+                if LEAN:  # the queries' scales are in `to_log2`
+                    of_run *= k_scale[:, None]
+                else:
+                    of_run *= k_scale[:, None] * q_scale[None, :]
             else:
                 if FP8:
                     k = in_type_of(k, q)
@@ -323,16 +331,25 @@ def decode_kernel(
             position = begin
         blocks = _blocks(table_ptr, position, length, BLOCK_SIZE, RUN, TILE)
 
+        to_log2 = scale_log2
+        of_column = scale_log2
+        if LEAN:
+            to_log2 = q_scale * scale_log2
+            of_column = to_log2[None, :]
         best = scores[0]  # type: ignore[misc]
         for run in tl.static_range(1, TILE // RUN):
             best = tl.maximum(best, scores[run])
-        new_highest = tl.maximum(highest, tl.max(best, 0) * scale_log2)
+        new_highest = tl.maximum(highest, tl.max(best, 0) * to_log2)
         decay = tl.exp2(highest - new_highest)
         norm = norm * decay[None, :]  # [RUN, BLOCK_N], summed over RUN only at the end
         if PAIRED:
             scaled = ()
             for run in tl.static_range(TILE // RUN):
-                scaled += (scores[run] * scale_log2 + tl.log2(v_scales[run])[:, None],)  # type: ignore[assignment]
+                if LEAN:
+                    of_values = log2_of_scales(v_scales[run], INTERPRETED)
+                else:
+                    of_values = tl.log2(v_scales[run])
+                scaled += (scores[run] * of_column + of_values[:, None],)  # type: ignore[assignment]
             best = scaled[0]  # type: ignore[misc]
             for run in tl.static_range(1, TILE // RUN):
                 best = tl.maximum(best, scaled[run])
@@ -342,7 +359,7 @@ def decode_kernel(
             odd_out = odd_out * decay[None, :]
         out = out * decay[None, :]
         for run in tl.static_range(TILE // RUN):
-            weights = tl.exp2(scores[run] * scale_log2 - new_highest[None, :])
+            weights = tl.exp2(scores[run] * of_column - new_highest[None, :])
             norm += weights
             v = values[run]
             if PAIRED:
@@ -382,3 +399,89 @@ def decode_kernel(
             odd_out = out
     if PDL:
         gdc_wait()  # for a kernel that runs at the same time; a second wait costs nothing
+
+
+@triton.jit(do_not_specialize=["min_share", "beside"])
+def decode_kernel(
+    out_ptr,  # [rows, kv_heads * group, head_dim]
+    pieces_ptr,  # [programs, 2, group, head_dim]
+    sums_ptr,  # [programs, 2, group]
+    range_pieces_ptr,  # [rows, RANGES + 1, kv_heads * group, head_dim]
+    range_sums_ptr,  # [rows, RANGES + 1, kv_heads * group]
+    q_ptr,  # [rows, kv_heads * group, head_dim]
+    k_ptr,  # [num_blocks, kv_heads, block_size, head_dim], if PAIRED two numbers an element
+    v_ptr,
+    tables_ptr,  # [slots, table_stride]
+    slots_ptr,  # [rows]
+    lengths_ptr,  # [rows]
+    shared_ptr,  # [rows], positions in shared prefixes
+    counts_ptr,  # [rows], ranges of shared prefixes
+    rows_ptr,  # these three belong to the plan, if PLANNED; see `DecodePlan`
+    units_ptr,
+    begins_ptr,
+    shares_ptr,  # also of the plan; read if LONG_TILE
+    k_scales_ptr,  # [num_blocks, kv_heads, block_size], if FP8
+    v_scales_ptr,
+    sinks_ptr,  # [kv_heads * group], or None
+    scale_log2,
+    min_share,  # units
+    beside,  # 1 if the preceding kernel runs at the same time, else 0
+    table_stride,
+    HEAD_DIM: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    LONG_TILE: tl.constexpr,  # of long shares, see `is_long`; 0: TILE
+    LONG_SHARE: tl.constexpr,
+    STAGES: tl.constexpr,
+    LONG_STAGES: tl.constexpr,
+    LEAN: tl.constexpr,  # fewer instructions in the loop of long shares
+    RUN: tl.constexpr,
+    PLANNED: tl.constexpr,
+    RANGES: tl.constexpr,
+    WINDOW: tl.constexpr,  # 0: all positions
+    CAP_SCALE: tl.constexpr,  # 0: no soft cap
+    FP8: tl.constexpr,  # keys and values are in FP8 and have scales
+    PAIRED: tl.constexpr,  # FP8 with products in float16, see `fp8_pairs`
+    BLOCK_N: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Attend from the query heads of each segment to the tiles of one share.
+
+    A program computes one share. The grid is `[programs]`, a fixed number for each multiprocessor.
+    Long shares have a loop of their own, with other tiles (`is_long`).
+    """
+    if LONG_TILE == 0:
+        _attend_share(
+            out_ptr, pieces_ptr, sums_ptr, range_pieces_ptr, range_sums_ptr, q_ptr, k_ptr, v_ptr,
+            tables_ptr, slots_ptr, lengths_ptr, shared_ptr, counts_ptr, rows_ptr, units_ptr,
+            begins_ptr, k_scales_ptr, v_scales_ptr, sinks_ptr, scale_log2, min_share, beside,
+            table_stride, HEAD_DIM, KV_HEADS, GROUP, BLOCK_SIZE, TILE, STAGES, False, RUN, PLANNED,
+            RANGES, WINDOW, CAP_SCALE, FP8, PAIRED, BLOCK_N, INTERPRETED, PRECISION, PDL,
+        )  # fmt: skip
+    else:
+        if PLANNED:
+            long = tl.load(shares_ptr + 2) == LONG_TILE
+        else:
+            long = is_long(tl.load(lengths_ptr) * KV_HEADS, tl.num_programs(0), LONG_SHARE)
+        if long:
+            _attend_share(
+                out_ptr, pieces_ptr, sums_ptr, range_pieces_ptr, range_sums_ptr, q_ptr, k_ptr,
+                v_ptr, tables_ptr, slots_ptr, lengths_ptr, shared_ptr, counts_ptr, rows_ptr,
+                units_ptr, begins_ptr, k_scales_ptr, v_scales_ptr, sinks_ptr, scale_log2,
+                min_share, beside, table_stride, HEAD_DIM, KV_HEADS, GROUP, BLOCK_SIZE, LONG_TILE,
+                LONG_STAGES, LEAN, RUN, PLANNED, RANGES, WINDOW, CAP_SCALE, FP8, PAIRED, BLOCK_N,
+                INTERPRETED, PRECISION, PDL,
+            )  # fmt: skip
+        else:
+            _attend_share(
+                out_ptr, pieces_ptr, sums_ptr, range_pieces_ptr, range_sums_ptr, q_ptr, k_ptr,
+                v_ptr, tables_ptr, slots_ptr, lengths_ptr, shared_ptr, counts_ptr, rows_ptr,
+                units_ptr, begins_ptr, k_scales_ptr, v_scales_ptr, sinks_ptr, scale_log2,
+                min_share, beside, table_stride, HEAD_DIM, KV_HEADS, GROUP, BLOCK_SIZE, TILE,
+                STAGES, False, RUN, PLANNED, RANGES, WINDOW, CAP_SCALE, FP8, PAIRED, BLOCK_N,
+                INTERPRETED, PRECISION, PDL,
+            )  # fmt: skip

@@ -39,6 +39,26 @@ def numbers(pairs, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
+def log2_of_scales(scales, INTERPRETED: tl.constexpr):
+    """Return the logarithms of `scales`, which are zero or normal numbers.
+
+    The hardware's approximation is one instruction; `tl.log2` is about twenty.
+    """
+    if INTERPRETED:
+        logarithms = tl.log2(scales)
+    else:
+        logarithms = tl.inline_asm_elementwise(
+            "lg2.approx.ftz.f32 $0, $1;",
+            "=r,r",
+            [scales],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )
+    return logarithms
+
+
+@triton.jit
 def query_pairs(q):
     """Return the even and odd dimensions of `q [rows, head_dim]` in float16, and a scale per row.
 

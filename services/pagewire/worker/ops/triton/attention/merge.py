@@ -24,7 +24,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from pagewire.worker.ops.integers import next_power_of_2
 from pagewire.worker.ops.triton.attention.paged import LOWEST, window_begin
 from pagewire.worker.ops.triton.attention.shared_prefix import Pieces
-from pagewire.worker.ops.triton.attention.shares import DecodePlan, cut, share_of
+from pagewire.worker.ops.triton.attention.shares import DecodePlan, cut, is_long, share_of
 
 WARP_VALUES = 4096  # values of pieces in the registers of a warp
 MANY_HEADS = 8  # most query heads that a program merges, unless a group has more
@@ -119,7 +119,7 @@ def merge_pieces(
         PADDED_HEADS=padded_heads,
         STEP=config.step,
         num_warps=max(1, config.step * padded_heads * head_dim // WARP_VALUES),
-        **common,
+        **({"LONG_TILE": 0, "LONG_SHARE": 0} | common),
     )
 
 
@@ -141,6 +141,8 @@ def _merge_kernel(
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
+    LONG_TILE: tl.constexpr,
+    LONG_SHARE: tl.constexpr,
     PLANNED: tl.constexpr,
     RANGES: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -167,7 +169,13 @@ def _merge_kernel(
     if RANGES:
         count = tl.load(counts_ptr + row)
         begin = tl.load(shared_ptr + row)
-    tiles = tl.cdiv(length - begin, TILE)
+    tile = TILE
+    if LONG_TILE:
+        if PLANNED:
+            tile = tl.load(shares_ptr + 2)
+        else:
+            tile = tl.where(is_long(length * KV_HEADS, programs, LONG_SHARE), LONG_TILE, TILE)
+    tiles = tl.cdiv(length - begin, tile)
     row_begin = 0
     if PLANNED:
         share = tl.load(shares_ptr)

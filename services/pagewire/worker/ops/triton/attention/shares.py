@@ -43,7 +43,8 @@ class DecodePlan:
     """How a batch is cut; all tensors are int32 on the device."""
 
     # For the merge, [2]: the units of a share, and the number of leading shares that have one unit
-    # more. If segments stay whole: all units and 0, as if one share had all units.
+    # more. If segments stay whole: all units and 0, as if one share had all units. With a
+    # `long_tile` [3]: the tile as well.
     shares: Tensor
     ends: Tensor  # [rows], the end of each row on the line
     rows: Tensor  # [rows], the rows that are not empty; the rest is undefined
@@ -60,6 +61,8 @@ def plan_shares(
     min_share: int,
     *,
     window: int | None = None,
+    long_tile: int = 0,
+    long_share: int = 0,
 ) -> DecodePlan:
     """Cut a batch into shares.
 
@@ -71,10 +74,11 @@ def plan_shares(
         programs: the number of shares; some may be empty.
         min_share: the smallest share in units, unless segments stay whole.
         window: as in `decode_attention`. Positions before it have no units.
+        long_tile: the tile if equal shares have at least `long_share` positions; 0: `tile`.
     """
     rows = len(lengths)
     plan = DecodePlan(
-        shares=lengths.new_empty(2),
+        shares=lengths.new_empty(3 if long_tile else 2),
         ends=lengths.new_empty(rows),
         rows=lengths.new_empty(rows),
         units=lengths.new_empty(programs + 1),
@@ -92,6 +96,8 @@ def plan_shares(
         programs,
         min_share,
         TILE=tile,
+        LONG_TILE=long_tile,
+        LONG_SHARE=long_share,
         KV_HEADS=kv_heads,
         PADDED_ROWS=padded_rows(rows),
         RANGES=shared is not None,
@@ -117,6 +123,8 @@ def _plan_kernel(
     programs,
     min_share,
     TILE: tl.constexpr,
+    LONG_TILE: tl.constexpr,  # of long shares, see `is_long`; 0: TILE
+    LONG_SHARE: tl.constexpr,
     KV_HEADS: tl.constexpr,
     PADDED_ROWS: tl.constexpr,
     RANGES: tl.constexpr,
@@ -137,7 +145,12 @@ def _plan_kernel(
         length -= window_begin(length, WINDOW, RUN)
     if RANGES:
         length -= tl.load(shared_ptr + row, mask=row < rows, other=0)
-    tiles = tl.cdiv(tl.maximum(length, 0), TILE)
+    length = tl.maximum(length, 0)
+    tile = TILE
+    if LONG_TILE:
+        long = is_long(tl.sum(length, 0) * KV_HEADS, programs, LONG_SHARE)
+        tile = tl.where(long, LONG_TILE, TILE)
+    tiles = tl.cdiv(length, tile)
     units = tiles * KV_HEADS
     held = units > 0
     number = tl.cumsum(held.to(tl.int32), 0) - 1  # index among the rows that are not empty
@@ -172,6 +185,14 @@ def _plan_kernel(
             tl.store(rows_ptr, 0)
         tl.store(shares_ptr, share)
         tl.store(shares_ptr + 1, longer)
+        if LONG_TILE:
+            tl.store(shares_ptr + 2, tile)
+
+
+@triton.jit
+def is_long(positions, programs, LONG_SHARE: tl.constexpr):
+    """Return whether equal shares of `positions`, those of all heads, have LONG_SHARE or more."""
+    return positions >= programs * LONG_SHARE
 
 
 @triton.jit

@@ -160,6 +160,7 @@ def plan_decode(
     *,
     shared: SharedPrefixItems | None = None,
     window: int | None = None,
+    fp8: bool = False,
 ) -> SegmentPlan:
     """Implement `AttentionOps.plan_decode`."""
     check_options(window)
