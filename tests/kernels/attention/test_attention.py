@@ -212,6 +212,21 @@ def test_decode_with_a_plan_for_all_layers(lengths, device):
         assert_near(out, expected.half(), TOLERANCE[torch.float16])
 
 
+@pytest.mark.parametrize("lengths", [[100], [30, 0, 90]], ids=str)
+def test_parts_of_a_head_are_merged_alike(lengths, device):
+    cache = make_cache(lengths, 2, 32, torch.float16, device)
+    q = torch.randn(len(lengths), 4, 32, device=device).half()
+    arguments = (q, cache.k, cache.v, cache.tables, cache.slots, cache.lengths, 0.2)
+    config = DecodeConfig(tile=16, warps=1, stages=2, programs=3, share=16)
+    whole, halves = (
+        attention.decode_attention(
+            *arguments, config=replace(config, merge=MergeConfig(4, 1, parts), even=False)
+        )
+        for parts in (1, 2)
+    )
+    assert_near(halves, whole, TOLERANCE[torch.float16])
+
+
 @pytest.mark.parametrize(
     ("programs", "kv_heads", "taking_part"), [(528, 8, 512), (264, 8, 264), (528, 1, 512)]
 )

@@ -32,10 +32,14 @@ MANY_HEADS = 8  # most query heads that a program merges, unless a group has mor
 
 @dataclass(frozen=True, slots=True)
 class MergeConfig:
-    """A program merges `step` pieces at a time of each of `heads` query heads of a row."""
+    """A program merges `step` pieces at a time of each of `heads` query heads of a row.
+
+    It merges one of `parts` equal parts of the head size.
+    """
 
     step: int
     heads: int
+    parts: int = 1
 
     def programs(self, programs: int, kv_heads: int) -> int:
         """Return how many of `programs` attend to a batch of one row.
@@ -102,7 +106,8 @@ def merge_pieces(
     """
     rows, query_heads, head_dim = out.shape
     padded_heads = next_power_of_2(config.heads)
-    _merge_kernel[(rows, query_heads // config.heads)](
+    dims = head_dim // config.parts
+    _merge_kernel[(rows, query_heads // config.heads, config.parts)](
         out,
         pieces,
         sums,
@@ -118,7 +123,8 @@ def merge_pieces(
         HEADS=config.heads,
         PADDED_HEADS=padded_heads,
         STEP=config.step,
-        num_warps=max(1, config.step * padded_heads * head_dim // WARP_VALUES),
+        DIMS=dims,
+        num_warps=max(1, config.step * padded_heads * dims // WARP_VALUES),
         **({"LONG_TILE": 0, "LONG_SHARE": 0} | common),
     )
 
@@ -150,11 +156,13 @@ def _merge_kernel(
     HEADS: tl.constexpr,
     PADDED_HEADS: tl.constexpr,
     STEP: tl.constexpr,
+    DIMS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Merge the pieces of query heads, STEP pieces at a time.
 
-    A program merges HEADS query heads of one row. The grid is `[rows, query heads / HEADS]`.
+    A program merges DIMS dimensions of HEADS query heads of one row. The grid is `[rows, query
+    heads / HEADS, head_dim / DIMS]`.
     """
     row = tl.program_id(0)
     length = tl.load(lengths_ptr + row)
@@ -192,12 +200,13 @@ def _merge_kernel(
     merged = present & ((first < last) | (count > 0))
     pieces = tl.max(tl.where(present, last - first, 0), 0) + 1
     to = out_ptr + (row * (KV_HEADS * GROUP) + head)[:, None] * HEAD_DIM
-    to += tl.arange(0, HEAD_DIM)[None, :]
+    dim = tl.program_id(2) * DIMS + tl.arange(0, DIMS)
+    to += dim[None, :]
     if PDL:  # every program waits, so that the next kernel's wait covers earlier kernels, too
         gdc_wait()
         gdc_launch_dependents()
     if length == 0:  # the row has no units, so no share wrote it
-        zeros = tl.zeros([PADDED_HEADS, HEAD_DIM], out_ptr.dtype.element_ty)
+        zeros = tl.zeros([PADDED_HEADS, DIMS], out_ptr.dtype.element_ty)
         tl.store(to, zeros, mask=present[:, None])
         return
     if (pieces == 1) & (count == 0):
@@ -205,7 +214,7 @@ def _merge_kernel(
 
     highest = tl.full([PADDED_HEADS], LOWEST, tl.float32)
     norm = tl.zeros([PADDED_HEADS], tl.float32)
-    out = tl.zeros([PADDED_HEADS, HEAD_DIM], tl.float32)
+    out = tl.zeros([PADDED_HEADS, DIMS], tl.float32)
     if pieces > 1:
         for done in range(0, pieces, STEP):
             program = first[None, :] + (done + tl.arange(0, STEP))[:, None]  # [STEP, heads]
@@ -214,7 +223,7 @@ def _merge_kernel(
             piece = (program * 2 + begins) * GROUP + (head % GROUP)[None, :]
             held = (program <= last[None, :]) & (present & (first < last))[None, :]
             highest, norm, out = _add_pieces(
-                highest, norm, out, pieces_ptr, sums_ptr, piece, held, HEAD_DIM
+                highest, norm, out, pieces_ptr, sums_ptr, piece, held, dim, HEAD_DIM
             )
     if RANGES:
         number = tl.arange(0, RANGES + 1)[:, None]
@@ -222,7 +231,7 @@ def _merge_kernel(
         piece = (row * (RANGES + 1) + number) * (KV_HEADS * GROUP) + head[None, :]
         if count > 0:
             highest, norm, out = _add_pieces(
-                highest, norm, out, range_pieces_ptr, range_sums_ptr, piece, held, HEAD_DIM
+                highest, norm, out, range_pieces_ptr, range_sums_ptr, piece, held, dim, HEAD_DIM
             )
     out = (out / norm[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(to, out, mask=merged[:, None])
@@ -232,17 +241,18 @@ def _merge_kernel(
 def _add_pieces(
     highest,  # [heads]
     norm,  # [heads]
-    out,  # [heads, head_dim]
+    out,  # [heads, dims]
     pieces_ptr,
     sums_ptr,
     piece,  # [n, heads]
     held,  # [n, heads]
+    dim,  # [dims]
     HEAD_DIM: tl.constexpr,
 ):
     """Add the pieces of each head that are `held` to the sums `highest`, `norm` and `out`."""
     lse = tl.load(sums_ptr + piece, mask=held, other=LOWEST)
-    at = piece[:, :, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, None, :]
-    part = tl.load(pieces_ptr + at, mask=held[:, :, None], other=0.0)  # [n, heads, head_dim]
+    at = piece[:, :, None] * HEAD_DIM + dim[None, None, :]
+    part = tl.load(pieces_ptr + at, mask=held[:, :, None], other=0.0)  # [n, heads, dims]
     new_highest = tl.maximum(highest, tl.max(lse, 0))
     decay = tl.exp2(highest - new_highest)
     weight = tl.exp2(lse - new_highest[None, :])
