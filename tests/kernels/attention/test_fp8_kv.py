@@ -122,6 +122,20 @@ def test_decode_in_long_shares(lengths, lean, options, device):
         compare_decode(lengths, (6, 2, 32), torch.float16, device, config, size=size, **options)
 
 
+@pytest.mark.parametrize("lengths", [[96], [50, 0, 30]], ids=str)
+def test_short_shares_keep_their_loop(lengths, device):
+    heads, kv_heads, head_dim = (8, 2, 128) if CUDA else (4, 2, 32)
+    cache = make_cache(lengths, kv_heads, head_dim, torch.float32, device)
+    k, v, scales = quantized_pair(cache.k, cache.v)
+    q = torch.randn(len(lengths), heads, head_dim, device=device).bfloat16()
+    arguments = (q, k, v, cache.tables, cache.slots, cache.lengths, 0.2)
+    usual = DecodeConfig(tile=16, warps=1, stages=2, programs=8, share=32)
+    config = replace(usual, long=LongShares(32, stages=3, share=10_000))
+    expected = attention.decode_attention(*arguments, scales=scales, config=usual)
+    out = attention.decode_attention(*arguments, scales=scales, config=config)
+    assert torch.equal(out, expected)
+
+
 @pytest.mark.skipif(not FULL_SIZE, reason="needs a GPU: too large for the interpreter")
 @pytest.mark.parametrize("lengths", [[120_000], [60_000, 60_000], [100, 90_001]], ids=str)
 @pytest.mark.parametrize("loop", [None, (16, 4), (32, 2), (32, 3), (64, 2)], ids=str)

@@ -347,9 +347,9 @@ def _attend_share(
             for run in tl.static_range(TILE // RUN):
                 if LEAN:
                     of_values = log2_of_scales(v_scales[run], INTERPRETED)
+                    scaled += (scores[run] * of_column + of_values[:, None],)  # type: ignore[assignment]
                 else:
-                    of_values = tl.log2(v_scales[run])
-                scaled += (scores[run] * of_column + of_values[:, None],)  # type: ignore[assignment]
+                    scaled += (scores[run] * scale_log2 + tl.log2(v_scales[run])[:, None],)  # type: ignore[assignment]
             best = scaled[0]  # type: ignore[misc]
             for run in tl.static_range(1, TILE // RUN):
                 best = tl.maximum(best, scaled[run])

@@ -200,7 +200,9 @@ def _merge_kernel(
     merged = present & ((first < last) | (count > 0))
     pieces = tl.max(tl.where(present, last - first, 0), 0) + 1
     to = out_ptr + (row * (KV_HEADS * GROUP) + head)[:, None] * HEAD_DIM
-    dim = tl.program_id(2) * DIMS + tl.arange(0, DIMS)
+    dim = tl.arange(0, DIMS)
+    if DIMS < HEAD_DIM:
+        dim += tl.program_id(2) * DIMS
     to += dim[None, :]
     if PDL:  # every program waits, so that the next kernel's wait covers earlier kernels, too
         gdc_wait()
