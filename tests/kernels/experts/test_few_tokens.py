@@ -1,6 +1,7 @@
 """Layers with experts for few tokens: kernels that do not sort rows, against their references."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,10 @@ from pagewire.worker.ops.contract.experts import ClampedSwiglu, Routes, Routing
 from pagewire.worker.ops.contract.quantized import LinearWeight
 from pagewire.worker.ops.reference import experts as reference
 from pagewire.worker.ops.triton import experts
-from pagewire.worker.ops.triton.experts import layer
+from pagewire.worker.ops.triton.experts import layer, vector
+from pagewire.worker.ops.triton.experts.config import ScoresConfig
+from pagewire.worker.ops.triton.experts.routing import choose
+from pagewire.worker.ops.triton.experts.vector import scores
 from support.kernels.comparison import (
     CUDA,
     DTYPES,
@@ -153,6 +157,85 @@ def test_norm_route(biased, tokens, dtype, device):
         assert routes.experts.tolist() == expected.experts.tolist()
     found, wanted = (r.weights.sort(1).values for r in (routes, expected))
     assert_near(found, wanted, TOLERANCE[dtype])
+
+
+def routing_inputs(tokens: int, device: torch.device, **kind: object) -> tuple:
+    """A token per row of router inputs, whose experts are drawn anew in each call."""
+    count = 16
+    x, router = torch.randn(tokens, 72, device=device), torch.randn(count, 72, device=device)
+    correction = torch.randn(count, device=device) if kind.get("scoring") == "sigmoid" else None
+    return (
+        x,
+        torch.ones(72, device=device),
+        1e-5,
+        router,
+        None,
+        Routing(count, 3, **kind),
+        correction,
+    )
+
+
+KINDS = [{}, {"renormalize": False, "scale": 2.5}, {"groups": 4, "top_groups": 2}]
+KINDS.append({"scoring": "sigmoid", "groups": 4, "top_groups": 2})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("warps", [1, 2, 4])
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_the_last_program_chooses_as_another_kernel_does(tokens, warps, kind, device):
+    for seed in range(3):
+        torch.manual_seed(seed)
+        given = routing_inputs(tokens, device, **kind)
+        config = ScoresConfig(rows=2, warps=warps)
+        expected = scores(*given, config=config)
+        with poisoned_outputs():
+            found = scores(*given, config=replace(config, chooses=True))
+        assert torch.equal(found[0], expected[0])
+        assert torch.equal(found[1].experts, expected[1].experts)
+        assert_near(found[1].weights, expected[1].weights, TOLERANCE[torch.float32])
+        assert not vector._counters(device).any()
+
+
+def test_equal_logits_signs_of_zero_and_nan(device):
+    rows = [
+        [0.0, -0.0, 0.0, -1.0, 2.0, 2.0],
+        [float("nan"), 1, -1, float("-inf"), -3, float("nan")],
+    ]
+    logits = torch.tensor([*rows, [float("nan")] * 6], device=device)
+    found = choose(logits, Routing(6, 4))
+    assert found.experts.tolist() == [[4, 5, 0, 1], [1, 2, 4, 0], [0, 1, 2, 3]]
+    assert found.weights[2].isnan().all()
+
+
+@pytest.mark.skipif(not CUDA, reason="a graph needs a GPU")
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_counters_are_zero_after_each_launch_of_a_graph(tokens, device):
+    torch.manual_seed(tokens)
+    count, hidden, launches = 128, 2048, 20
+    norm = torch.ones(hidden, device=device).bfloat16()
+    x = torch.randn(launches, tokens, hidden, device=device).bfloat16()
+    router = torch.randn(count, hidden, device=device).bfloat16()
+    given = norm, 1e-5, router, None, Routing(count, 8)
+    plain, choosing = ScoresConfig(rows=2), ScoresConfig(rows=2, chooses=True)
+    scores(x[0], *given, config=choosing)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = [scores(x[i], *given, config=choosing)[1] for i in range(launches)]
+    for _ in range(50):
+        x.copy_(torch.randn_like(x, dtype=torch.float32))
+        graph.replay()
+        for i in range(launches):
+            expected = scores(x[i], *given, config=plain)[1]
+            assert torch.equal(found[i].experts, expected.experts)
+            assert torch.equal(found[i].weights, expected.weights)
+        assert not vector._counters(device).any()
+
+
+@pytest.mark.skipif(not CUDA, reason="only a GPU captures graphs")
+def test_counters_are_allocated_before_a_capture(device, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match="before its first call"):
+        vector._counters.__wrapped__(device)
 
 
 def test_without_tokens_nothing_is_added(device):

@@ -6,9 +6,10 @@ eight bits (`scaled_gemm`), or packed weights (`packed_gemm`). `config` has the 
 `tuning` may measure. `weighted_sum` adds the results to the residual stream. Few tokens are not
 sorted: `vector` and `packed_vector` compute their experts.
 
-No kernel uses atomics and no grid depends on the router's choice, so a step can be captured in a
-graph. Other tokens do not change the order of a token's sums, except that few tokens have another
-order than many.
+No grid depends on the router's choice, so a step can be captured in a graph. Other tokens do not
+change the order of a token's sums, except that few tokens have another order than many. Only one
+kernel uses atomics: with few tokens, the program that computes a token's last logits chooses its
+experts.
 """
 
 from pagewire.worker.ops.triton.experts.layer import experts_add, norm_route

@@ -51,6 +51,18 @@ class RowsConfig:
     warps: int
 
 
+@dataclass(frozen=True, slots=True)
+class ScoresConfig:
+    """A program that normalizes a token and multiplies `rows` rows of the router, by `warps` warps.
+
+    If it `chooses`, the last program of a token chooses its experts, else another kernel does.
+    """
+
+    rows: int
+    warps: int = 4
+    chooses: bool = False
+
+
 # A configuration is used up to this mean number of rows of an expert.
 GEMM_TABLE: tuple[tuple[int, GemmConfig], ...] = (
     (12, GemmConfig(tile=16, rows=64, block_k=128, warps=4, stages=4)),
@@ -66,10 +78,14 @@ ROUTER_TABLE: tuple[tuple[int, RouterConfig], ...] = (
     (2048, RouterConfig(rows=16, tokens=32, block_k=256, warps=4, stages=3)),
 )
 MANY_TOKENS = RouterConfig(rows=64, tokens=64, block_k=64, warps=4, stages=4)
-# Up to MAX_SCORED_TOKENS tokens, the product with the router includes the norm. SCORED_ROWS are the
-# experts of a program, by the number of tokens up to which they apply.
+# Up to MAX_SCORED_TOKENS tokens, the product with the router includes the norm. A configuration is
+# used up to this number of tokens.
 MAX_SCORED_TOKENS = 64
-SCORED_ROWS = {16: 2, 64: 4}
+SCORES_TABLE: tuple[tuple[int, ScoresConfig], ...] = (
+    (4, ScoresConfig(rows=2, chooses=True)),
+    (16, ScoresConfig(rows=2)),
+    (MAX_SCORED_TOKENS, ScoresConfig(rows=4)),
+)
 # Up to this many tokens, rows are not sorted by expert: for plain and FP8 weights, and for MXFP4.
 MAX_VECTOR_TOKENS, MAX_PACKED_TOKENS = 4, 2
 
@@ -80,6 +96,11 @@ _measured: dict[tuple[int, int], GemmConfig] = {}
 def router_config(tokens: int) -> RouterConfig:
     """Choose the tiles of the router."""
     return next((config for most, config in ROUTER_TABLE if tokens <= most), MANY_TOKENS)
+
+
+def scores_config(tokens: int) -> ScoresConfig:
+    """Choose the program of norm and router, for at most MAX_SCORED_TOKENS tokens."""
+    return next(config for most, config in SCORES_TABLE if tokens <= most)
 
 
 def keep_config(pairs: int, num_experts: int, config: GemmConfig) -> None:

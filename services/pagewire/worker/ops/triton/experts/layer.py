@@ -23,7 +23,7 @@ from pagewire.worker.ops.triton.experts.packed_vector import (
     packed_gate_up,
 )
 from pagewire.worker.ops.triton.experts.projections import experts_down, experts_gate_up_silu_mul
-from pagewire.worker.ops.triton.experts.routing import choose, route
+from pagewire.worker.ops.triton.experts.routing import route
 from pagewire.worker.ops.triton.experts.rows import sort_by_expert
 from pagewire.worker.ops.triton.experts.vector import (
     is_vector_weight,
@@ -47,8 +47,7 @@ def norm_route(
 ) -> tuple[Tensor, Routes]:
     """Implement `ExpertOps.norm_route`; the rows of `x` may have any stride."""
     if 0 < len(x) <= MAX_SCORED_TOKENS:
-        normed, logits = scores(x, norm_weight, eps, router, bias)
-        return normed, choose(logits, routing, correction)
+        return scores(x, norm_weight, eps, router, bias, routing, correction)
     normed = rms_norm(x, norm_weight, eps)
     return normed, route(normed, router, routing, correction, bias)
 

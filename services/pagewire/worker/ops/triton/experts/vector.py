@@ -9,6 +9,7 @@ Sums have their own order, the same for every number of tokens that these kernel
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TypeGuard
 
 import torch
@@ -17,14 +18,22 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagewire.worker.ops.contract.experts import ClampedSwiglu, Routes
+from pagewire.worker.ops.contract.experts import ClampedSwiglu, Routes, Routing
 from pagewire.worker.ops.contract.quantized import LARGEST, LinearWeight, ScaledWeight
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
 from pagewire.worker.ops.triton.experts.config import (
-    SCORED_ROWS,
+    MAX_SCORED_TOKENS,
     RowsConfig,
+    ScoresConfig,
+    scores_config,
     vector_configs,
+)
+from pagewire.worker.ops.triton.experts.routing import (
+    choice_constants,
+    choose,
+    choose_for_token,
+    empty_routes,
 )
 from pagewire.worker.ops.triton.experts.tile import activated, clamp_numbers
 from pagewire.worker.ops.triton.rowwise.norm import inverse_rms
@@ -40,18 +49,35 @@ def _scores_kernel(
     router_ptr,  # [experts, K]
     bias_ptr,  # [experts], or None
     normed_ptr,  # [tokens, K]
-    logits_ptr,  # [tokens, experts] float32
-    experts,
+    logits_ptr,  # [tokens, EXPERTS] float32
+    counters_ptr,  # [tokens]
+    correction_ptr,  # [EXPERTS] float32
+    experts_ptr,  # [tokens, TOP_K] int32, with CHOOSE
+    weights_ptr,  # [tokens, TOP_K] float32, with CHOOSE
     x_stride,
     eps,
+    scale,
     K: tl.constexpr,
     BLOCK_K: tl.constexpr,
     ROWS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK_TOP_K: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    RENORMALIZE: tl.constexpr,
+    CORRECTION: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    CHOOSE: tl.constexpr,
+    WARPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Normalize a token and multiply ROWS rows of the router by it.
 
     The grid is `[experts / ROWS, tokens]`. A token's first program stores the normalized token.
+    With CHOOSE its last program, the one that finishes last, chooses the token's experts. It also
+    sets the token's counter to 0 again.
     """
     if PDL:
         gdc_launch_dependents()
@@ -59,7 +85,7 @@ def _scores_kernel(
     token = tl.program_id(1).to(tl.int64)
     column = tl.arange(0, BLOCK_K)[None, :]  # [1, BLOCK_K]
     inside = column < K
-    here = (row < experts)[:, None] & inside
+    here = (row < EXPERTS)[:, None] & inside
     router = tl.load(router_ptr + row[:, None] * K + column, mask=here, other=0.0)
     norm = tl.load(norm_ptr + column, mask=inside, other=0.0).to(tl.float32)
     if PDL:
@@ -69,8 +95,18 @@ def _scores_kernel(
     tl.store(normed_ptr + token * K + column, normed, mask=inside & (tl.program_id(0) == 0))
     logits = tl.sum(router.to(tl.float32) * normed.to(tl.float32), 1)  # [ROWS]
     if bias_ptr is not None:
-        logits += tl.load(bias_ptr + row, mask=row < experts, other=0.0).to(tl.float32)
-    tl.store(logits_ptr + token * experts + row, logits, mask=row < experts)
+        logits += tl.load(bias_ptr + row, mask=row < EXPERTS, other=0.0).to(tl.float32)
+    tl.store(logits_ptr + token * EXPERTS + row, logits, mask=row < EXPERTS)
+    if CHOOSE:
+        # All threads' logits are stored before this program is counted.
+        tl.debug_barrier()
+        before = tl.atomic_add(counters_ptr + token, 1, sem="acq_rel", scope="gpu")
+        if before == tl.num_programs(0) - 1:
+            tl.store(counters_ptr + token, 0)
+            choose_for_token(
+                logits_ptr, correction_ptr, experts_ptr, weights_ptr, token, scale, EXPERTS, BLOCK,
+                TOP_K, BLOCK_TOP_K, SIGMOID, RENORMALIZE, CORRECTION, GROUPS, TOP_GROUPS, WARPS
+            )  # fmt: skip
 
 
 @triton.jit
@@ -246,36 +282,61 @@ def scores(
     eps: float,
     router: Tensor,
     bias: Tensor | None,
+    routing: Routing,
+    correction: Tensor | None = None,
     *,
-    rows: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return the normalized tokens, and the logits of the router in float32.
-
-    There are at most MAX_SCORED_TOKENS tokens.
-    """
-    (tokens, k), experts = x.shape, router.shape[0]
+    config: ScoresConfig | None = None,
+) -> tuple[Tensor, Routes]:
+    """Return the normalized tokens and their routes; at most MAX_SCORED_TOKENS tokens."""
+    tokens, k = x.shape
     normed = x.new_empty((tokens, k))
-    logits = x.new_empty((tokens, experts), dtype=torch.float32)
-    rows = rows or next(rows for most, rows in SCORED_ROWS.items() if tokens <= most)
+    logits = x.new_empty((tokens, routing.experts), dtype=torch.float32)
+    config = config or scores_config(tokens)
+    routes = empty_routes(x, tokens if config.chooses else 0, routing)
     pdl = dependent_launch(x.device)
-    _scores_kernel[(cdiv(experts, rows), tokens)](
+    _scores_kernel[(cdiv(routing.experts, config.rows), tokens)](
         x,
         norm,
         router,
         bias,
         normed,
         logits,
-        experts,
+        _counters(x.device) if config.chooses else routes.experts,
+        logits if correction is None else correction,
+        routes.experts,
+        routes.weights,
         x.stride(0),
         eps,
+        routing.scale,
         K=k,
         BLOCK_K=next_power_of_2(k),
-        ROWS=rows,
+        ROWS=config.rows,
+        **choice_constants(routing, correction),
+        CHOOSE=config.chooses,
+        WARPS=config.warps,
         PDL=pdl,
-        num_warps=4,
+        num_warps=config.warps,
         launch_pdl=pdl,
     )
-    return normed, logits
+    return normed, routes if config.chooses else choose(logits, routing, correction)
+
+
+@cache
+def _counters(device: torch.device) -> Tensor:
+    """Return counters of the programs of a token that are done, `[tokens]`; 0 between launches.
+
+    A worker runs every step once before it captures the step in a graph, so that the graph's own
+    memory does not hold them.
+
+    Raises:
+        RuntimeError: the first call is captured in a graph.
+    """
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "the choice of experts is captured before its first call: call it once before the "
+            "capture"
+        )
+    return torch.zeros(MAX_SCORED_TOKENS, dtype=torch.int32, device=device)
 
 
 def is_vector_weight(weight: LinearWeight) -> TypeGuard[Tensor | ScaledWeight]:
