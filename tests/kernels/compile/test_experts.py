@@ -87,6 +87,8 @@ SCALED_ON_HOPPER = {
     for name, model in (("fp8", FP8), ("fp8 in blocks", BLOCKS))
     for kind in ("gated", "down")
 }
+# Stages of gate and up projections, and whether these fetch the weights of the down projection.
+STREAMED = {"streamed: 4 stages": (FP8, 4, False), "streamed: all weights": (FP8, 8, True)}
 # Addresses of scales of blocks, and some sums.
 SPILLED_LIMIT = 400
 LARGE = ["256 tokens", "1024 tokens", "8192 tokens", "few experts, 8192 tokens"]
@@ -210,6 +212,23 @@ def scaled_on_hopper(model: Model, gated: bool) -> None:
     scaled_hopper.multiply(x, weight, out, rows, gated=gated)
 
 
+def token_streamed(model: Model, stages: int, fetches: bool) -> None:
+    """Launch Hopper's kernels of one token's experts in FP8."""
+    from pagewire.worker.ops.contract.experts import Routes
+    from pagewire.worker.ops.triton.experts import streamed
+    from pagewire.worker.ops.triton.experts.config import GateUpStream
+
+    count, hidden, intermediate = model.experts, model.hidden, model.intermediate
+    gate_up = quantized((count, 2 * intermediate, hidden), model.quantized)
+    down = quantized((count, hidden, intermediate), model.quantized)
+    assert isinstance(gate_up, ScaledWeight)
+    assert isinstance(down, ScaledWeight)
+    routes = Routes(meta(1, model.top_k, dtype=INT), meta(1, model.top_k, dtype=FLOAT))
+    x, config = meta(1, hidden), GateUpStream(stages=stages, fetches=fetches)
+    inner = streamed.stream_gate_up(x, gate_up, count, routes.experts, down, config)
+    streamed.stream_down_add(inner, down, count, routes, x)
+
+
 def compile_cases() -> dict[str, list[dict]]:
     """Compile the launches of every case; return the tested counts."""
     from pagewire.worker.ops.triton.experts import (
@@ -221,15 +240,16 @@ def compile_cases() -> dict[str, list[dict]]:
         rows,
         scaled_gemm,
         scaled_hopper,
+        streamed,
         vector,
         weighted_sum,
     )
     from support.kernels.cross_compile import Launch, counts_of_cases
 
     products = (gemm, hopper, packed_gemm, scaled_gemm, scaled_hopper, vector, packed_vector)
-    for module in (*products, routing, rows, weighted_sum):
+    for module in (*products, routing, rows, streamed, weighted_sum):
         module.dependent_launch = lambda device: True
-    for module in (hopper, scaled_hopper):
+    for module in (hopper, scaled_hopper, streamed):
         module.multiprocessors = lambda device: 132
 
     def count(launch: Launch) -> dict[str, int]:
@@ -253,6 +273,7 @@ def compile_cases() -> dict[str, list[dict]]:
         (few, FEW_CASES),
         (down_on_hopper, DOWN_ON_HOPPER),
         (scaled_on_hopper, SCALED_ON_HOPPER),
+        (token_streamed, STREAMED),
     )
     cases = {name: (call, *given) for call, some in calls for name, given in some.items()}
     return counts_of_cases(cases, count)
@@ -309,6 +330,18 @@ def test_two_consumers_add_sums_of_128_products(case, launches):
     assert not launch["serialized"]
 
 
+@pytest.mark.parametrize("case", STREAMED)
+def test_one_token_is_streamed(case, launches):
+    gate_up, down = launches[case]
+    # Four tiles at a time, or six tiles of twice four experts, of four instructions each.
+    assert (gate_up["wgmma"], down["wgmma"]) == (4 * 4, 6 * 2 * 4)
+    # The loader and the consumer wait for the choice; copies of the down projection do not wait.
+    assert (gate_up["waits"], down["waits"]) == (2, 1)
+    if STREAMED[case][1] == 4:  # programs of both kernels run on a multiprocessor at once
+        assert gate_up["shared"] + down["shared"] + 2 * 1024 <= 228 * 1024
+        assert (gate_up["resident"], down["resident"]) == (1, 2)
+
+
 @pytest.mark.parametrize("case", [case for case in CASES if CASES[case][0] is MXFP4])
 def test_mxfp4_is_widened_in_the_registers_of_the_tensor_cores(case, launches):
     for launch in launches[case]:
@@ -317,7 +350,9 @@ def test_mxfp4_is_widened_in_the_registers_of_the_tensor_cores(case, launches):
             assert launch["shared_stores"] <= 8  # of results; weights do not pass through memory
 
 
-@pytest.mark.parametrize("case", [*CASES, *FEW_CASES, *DOWN_ON_HOPPER, *SCALED_ON_HOPPER])
+@pytest.mark.parametrize(
+    "case", [*CASES, *FEW_CASES, *DOWN_ON_HOPPER, *SCALED_ON_HOPPER, *STREAMED]
+)
 def test_fits_the_multiprocessor(case, launches):
     for launch in launches[case]:
         assert launch["shared"] <= SHARED_LIMIT

@@ -11,10 +11,11 @@ from pagewire.worker.model.quantization.quantizer import quantize_weight
 from pagewire.worker.model.quantization.scheme import Fp8Scheme, GroupedScheme, Scheme
 from pagewire.worker.ops.contract.experts import ClampedSwiglu, Routes, Routing
 from pagewire.worker.ops.contract.quantized import LinearWeight
+from pagewire.worker.ops.device import is_hopper
 from pagewire.worker.ops.reference import experts as reference
 from pagewire.worker.ops.triton import experts
-from pagewire.worker.ops.triton.experts import layer, vector
-from pagewire.worker.ops.triton.experts.config import ScoresConfig
+from pagewire.worker.ops.triton.experts import config, layer, streamed, vector
+from pagewire.worker.ops.triton.experts.config import GateUpStream, RowsConfig, ScoresConfig
 from pagewire.worker.ops.triton.experts.routing import choose
 from pagewire.worker.ops.triton.experts.vector import scores
 from support.kernels.comparison import (
@@ -27,6 +28,7 @@ from support.kernels.comparison import (
 )
 
 COUNT, TOP_K = 5, 3
+HOPPER = CUDA and is_hopper(torch.device("cuda"))
 CLAMP = ClampedSwiglu(1.702, 0.9)
 # Inputs of down projections are rounded to FP8: another order of sums may yield the next number, at
 # a relative distance of 2^-3.
@@ -236,6 +238,48 @@ def test_counters_are_allocated_before_a_capture(device, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(RuntimeError, match="before its first call"):
         vector._counters.__wrapped__(device)
+
+
+@pytest.mark.parametrize("name", ["plain", "fp8"])
+@pytest.mark.parametrize("tiles", [2, 3])
+def test_tiles_of_a_program_and_fetches_do_not_change_bits(tiles, name, device):
+    a = Layer(name, DTYPES[1], device, 2, 160, 90, biased=True)
+    given = (a.x, a.gate_up, COUNT, a.routes.experts, a.biases[0], a.biases[2], a.down)
+    config = RowsConfig(rows=2, block_k=64, warps=2)
+    expected = vector.vector_gate_up(*given, config=config)
+    with poisoned_outputs():
+        found = vector.vector_gate_up(*given, config=replace(config, tiles=tiles, fetches=True))
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.skipif(not HOPPER, reason="the streamed kernels need a Hopper GPU")
+@pytest.mark.parametrize("stream", [GateUpStream(), GateUpStream(32, 2, 3), GateUpStream(48, 4, 8)])
+@pytest.mark.parametrize("fetches", [False, True])
+def test_one_fp8_token_is_streamed(fetches, stream, device, monkeypatch):
+    count, hidden, inner = 16, 2048, 768
+    torch.manual_seed(3)
+    shapes = (count * 2 * inner, hidden), (count * hidden, inner)
+    weights = [
+        quantize_weight(
+            (torch.randn(shape, device=device) * shape[1] ** -0.5).bfloat16(),
+            Fp8Scheme(),
+            torch.bfloat16,
+        )
+        for shape in shapes
+    ]
+    for seed in range(5):
+        torch.manual_seed(seed)
+        x, residual = (torch.randn(1, hidden, device=device).bfloat16() for _ in range(2))
+        chosen = torch.randn(1, count, device=device).argsort(1)[:, :8].int().contiguous()
+        routes = Routes(chosen, torch.randn(1, 8, device=device).softmax(1))
+        assert streamed.is_supported(x, 8, count, *weights)
+        monkeypatch.setattr(config, "TOKEN_STREAM", None)
+        expected = experts.experts_add(x, routes, count, *weights, residual.clone())
+        monkeypatch.setattr(config, "TOKEN_STREAM", replace(stream, fetches=fetches))
+        for _ in range(3):
+            with poisoned_outputs():
+                found = experts.experts_add(x, routes, count, *weights, residual.clone())
+            assert_near(found - residual, expected - residual, FP8_INPUTS)
 
 
 def test_without_tokens_nothing_is_added(device):

@@ -44,11 +44,18 @@ class GemmConfig:
 
 @dataclass(frozen=True, slots=True)
 class RowsConfig:
-    """A program for one token: `rows` weight rows, `block_k` columns at a time, `warps` warps."""
+    """A program for one token: `rows` weight rows, `block_k` columns at a time, `warps` warps.
+
+    A program of gate and up projections computes `tiles` such tiles. While it multiplies one, the
+    next one is loading. With `fetches` they copy the rows of the down projection to the L2 cache.
+    """
 
     rows: int
     block_k: int
     warps: int
+    tiles: int = 1
+    registers: int | None = None  # of a thread at most
+    fetches: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +68,22 @@ class ScoresConfig:
     rows: int
     warps: int = 4
     chooses: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GateUpStream:
+    """A program of `streamed`: `rows` weight rows at a time, half of them gates.
+
+    `stages` times `tiles` tiles of 128 columns are in shared memory: 1, 2 or 4 `tiles`. `programs`
+    of them run on a multiprocessor. With `fetches` the rows of the down projection are copied to
+    the L2 cache.
+    """
+
+    rows: int = 48
+    tiles: int = 4
+    stages: int = 4
+    programs: int = 1
+    fetches: bool = False
 
 
 # A configuration is used up to this mean number of rows of an expert.
@@ -88,6 +111,9 @@ SCORES_TABLE: tuple[tuple[int, ScoresConfig], ...] = (
 )
 # Up to this many tokens, rows are not sorted by expert: for plain and FP8 weights, and for MXFP4.
 MAX_VECTOR_TOKENS, MAX_PACKED_TOKENS = 4, 2
+
+# How `streamed` computes one token's FP8 experts on Hopper, or None if `vector` does.
+TOKEN_STREAM: GateUpStream | None = None
 
 # Tiles that were measured to be faster than the table's, by number of pairs and of experts.
 _measured: dict[tuple[int, int], GemmConfig] = {}

@@ -1,7 +1,8 @@
 """A layer with experts: the norm and the router, then everything after them.
 
-For few tokens the kernels of `vector` and `packed_vector` compute the layer: they neither sort rows
-nor store the results of single experts. Otherwise rows are sorted for the grouped GEMMs.
+For few tokens the kernels of `vector`, `packed_vector` and `streamed` compute the layer: they
+neither sort rows nor store the results of single experts. Otherwise rows are sorted for the grouped
+GEMMs.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from pagewire.worker.ops.contract.experts import ClampedSwiglu, ExpertRows, Routes, Routing
 from pagewire.worker.ops.contract.quantized import LinearWeight, QuantizedInput, ScaledWeight
-from pagewire.worker.ops.triton.experts import scaled_hopper
+from pagewire.worker.ops.triton.experts import config, scaled_hopper, streamed
 from pagewire.worker.ops.triton.experts.config import (
     LARGEST,
     MAX_PACKED_TOKENS,
@@ -70,8 +71,22 @@ def experts_add(
     if 0 < tokens <= MAX_PACKED_TOKENS and is_float4(gate_up) and is_float4(down):
         inner = packed_gate_up(x, gate_up, num_experts, routes.experts, gate_up_bias, clamp)
         return packed_down_add(inner, down, num_experts, routes, down_bias, residual)
+    if (
+        tokens == 1
+        and config.TOKEN_STREAM is not None
+        and isinstance(gate_up, ScaledWeight)
+        and isinstance(down, ScaledWeight)
+        and gate_up_bias is None
+        and down_bias is None
+        and clamp is None
+        and streamed.is_supported(x, routes.experts.shape[1], num_experts, gate_up, down)
+    ):
+        inner = streamed.stream_gate_up(
+            x, gate_up, num_experts, routes.experts, down, config.TOKEN_STREAM
+        )
+        return streamed.stream_down_add(inner, down, num_experts, routes, residual)
     if 0 < tokens <= MAX_VECTOR_TOKENS and is_vector_weight(gate_up) and is_vector_weight(down):
-        inner = vector_gate_up(x, gate_up, num_experts, routes.experts, gate_up_bias, clamp)
+        inner = vector_gate_up(x, gate_up, num_experts, routes.experts, gate_up_bias, clamp, down)
         return vector_down_add(inner, down, num_experts, routes, down_bias, residual)
     pairs = routes.experts.numel()
     if (

@@ -137,6 +137,40 @@ def _quantized(inputs, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
+def _gate_up_rows(
+    weight_ptr, expert, held, features, column, K: tl.constexpr, BLOCK_K: tl.constexpr
+):  # fmt: skip
+    """Load gate and up rows of an expert: all loads are issued before the first weight is used."""
+    line = held[:, None] * K + column  # [ROWS, BLOCK_K]
+    gate_rows = weight_ptr + expert * (2 * features * K) + line
+    up_rows = gate_rows + features * K
+    loaded = ()
+    for start in tl.static_range(0, K, BLOCK_K):
+        inside = start + column < K
+        g = tl.load(gate_rows + start, mask=inside, other=0.0, eviction_policy="evict_first")
+        u = tl.load(up_rows + start, mask=inside, other=0.0, eviction_policy="evict_first")
+        loaded += (g, u)  # type: ignore[assignment]
+    return loaded
+
+
+@triton.jit
+def _fetch_share(bytes_ptr, count):
+    """Start to copy this program's share of `count` bytes to the L2 cache."""
+    share = tl.cdiv(tl.cdiv(count, 16), tl.num_programs(0)) * 16
+    first = tl.program_id(0) * share
+    tl.inline_asm_elementwise(
+        "{ .reg .pred here; .reg .u32 thread; mov.u32 thread, %tid.x; mov.u32 $0, 0; "
+        "setp.eq.u32 here, thread, 0; setp.gt.and.s32 here, $2, 0, here; "
+        "@here cp.async.bulk.prefetch.L2.global [$1], $2; }",
+        "=r,l,r",
+        [bytes_ptr.to(tl.int64) + first, tl.minimum(share, count - first)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
 def _gate_up_kernel(
     x_ptr,  # [tokens, K]
     weight_ptr,  # [experts, 2 * features, K]
@@ -144,6 +178,8 @@ def _gate_up_kernel(
     bias_ptr,  # [experts, 2 * features], or None
     out_ptr,  # [pairs, features]
     experts_ptr,  # [pairs]
+    down_ptr,  # [experts, down_bytes] bytes, with FETCHES
+    down_bytes,
     features,
     alpha,
     limit,
@@ -151,57 +187,60 @@ def _gate_up_kernel(
     TOP_K: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    TILES: tl.constexpr,
+    FETCHES: tl.constexpr,
     CLAMPED: tl.constexpr,
     INTERPRETED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Multiply ROWS gate rows and ROWS up rows of a pair's expert by its token.
+    """Multiply TILES times ROWS gate rows and ROWS up rows of a pair's expert by its token.
 
-    The grid is `[features / ROWS, pairs]`. The next kernel reads the pairs' experts before its
-    wait, so it may start only after this kernel has waited.
+    The grid is `[features / (ROWS * TILES), pairs]`. The next kernel reads the pairs' experts
+    before its wait, so it may start only after this kernel has waited.
     """
     pair = tl.program_id(1)
-    output = tl.program_id(0) * ROWS + tl.arange(0, ROWS)  # [ROWS]
+    first = tl.program_id(0) * (ROWS * TILES) + tl.arange(0, ROWS)  # [ROWS]
     column = tl.arange(0, BLOCK_K)[None, :]  # [1, BLOCK_K]
     x_line = x_ptr + (pair // TOP_K).to(tl.int64) * K + column
     # Rows past the end repeat the last one and are not stored.
-    held = tl.minimum(output, features - 1)
-    line = held[:, None] * K + column  # [ROWS, BLOCK_K]
+    held = tl.minimum(first, features - 1)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     expert = tl.load(experts_ptr + pair).to(tl.int64)
-    gate_rows = weight_ptr + expert * (2 * features * K) + line
-    up_rows = gate_rows + features * K
-    loaded = ()  # all loads are issued before the first weight is used
-    for start in tl.static_range(0, K, BLOCK_K):
-        inside = start + column < K
-        g = tl.load(gate_rows + start, mask=inside, other=0.0, eviction_policy="evict_first")
-        u = tl.load(up_rows + start, mask=inside, other=0.0, eviction_policy="evict_first")
-        loaded += (g, u)  # type: ignore[assignment]
+    following = _gate_up_rows(weight_ptr, expert, held, features, column, K, BLOCK_K)
     inputs = ()
     for start in tl.static_range(0, K, BLOCK_K):
         x = tl.load(x_line + start, mask=start + column < K, other=0.0).to(tl.float32)
         inputs += (x,)  # type: ignore[assignment]
+    if FETCHES:
+        _fetch_share(down_ptr + expert * down_bytes, down_bytes)
     if scales_ptr is not None:
         inputs, x_scale = _quantized(inputs, INTERPRETED)
-    gates = tl.zeros((ROWS, BLOCK_K), tl.float32)
-    ups = tl.zeros((ROWS, BLOCK_K), tl.float32)
-    for start in tl.static_range(0, K, BLOCK_K):
-        x = inputs[start // BLOCK_K]
-        gates += loaded[start // BLOCK_K * 2].to(tl.float32) * x
-        ups += loaded[start // BLOCK_K * 2 + 1].to(tl.float32) * x
-    gate, up = tl.sum(gates, 1), tl.sum(ups, 1)
-    if scales_ptr is not None:
-        scales = scales_ptr + expert * (2 * features) + held
-        gate *= tl.reshape(x_scale, (1,)) * tl.load(scales)
-        up *= tl.reshape(x_scale, (1,)) * tl.load(scales + features)
-    if bias_ptr is not None:
-        bias = bias_ptr + expert * (2 * features) + held
-        gate += tl.load(bias).to(tl.float32)
-        up += tl.load(bias + features).to(tl.float32)
-    out = activated(gate, up, alpha, limit, CLAMPED).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + pair.to(tl.int64) * features + output, out, mask=output < features)
+    for tile in tl.static_range(TILES):
+        output = first + tile * ROWS
+        held = tl.minimum(output, features - 1)
+        loaded = following
+        if tile + 1 < TILES:
+            behind = tl.minimum(output + ROWS, features - 1)
+            following = _gate_up_rows(weight_ptr, expert, behind, features, column, K, BLOCK_K)
+        gates = tl.zeros((ROWS, BLOCK_K), tl.float32)
+        ups = tl.zeros((ROWS, BLOCK_K), tl.float32)
+        for start in tl.static_range(0, K, BLOCK_K):
+            x = inputs[start // BLOCK_K]
+            gates += loaded[start // BLOCK_K * 2].to(tl.float32) * x
+            ups += loaded[start // BLOCK_K * 2 + 1].to(tl.float32) * x
+        gate, up = tl.sum(gates, 1), tl.sum(ups, 1)
+        if scales_ptr is not None:
+            scales = scales_ptr + expert * (2 * features) + held
+            gate *= tl.reshape(x_scale, (1,)) * tl.load(scales)
+            up *= tl.reshape(x_scale, (1,)) * tl.load(scales + features)
+        if bias_ptr is not None:
+            bias = bias_ptr + expert * (2 * features) + held
+            gate += tl.load(bias).to(tl.float32)
+            up += tl.load(bias + features).to(tl.float32)
+        out = activated(gate, up, alpha, limit, CLAMPED).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + pair.to(tl.int64) * features + output, out, mask=output < features)
 
 
 @triton.jit
@@ -354,32 +393,43 @@ def vector_gate_up(
     experts: Tensor,
     bias: Tensor | None,
     clamp: ClampedSwiglu | None,
+    down: Tensor | ScaledWeight | None = None,
     *,
     config: RowsConfig | None = None,
 ) -> Tensor:
-    """Return `silu(gate) * up` of each pair, `[pairs, intermediate]`, in the order of pairs."""
+    """Return `silu(gate) * up` of each pair, `[pairs, intermediate]`, in the order of pairs.
+
+    The rows of `down` may be copied to the L2 cache.
+    """
     values, scales = _parts(weight, num_experts)
     (tokens, top_k), features = experts.shape, values.shape[1] // 2
     out = x.new_empty((tokens * top_k, features))
     config = config or vector_configs(top_k, x.shape[1], values.element_size())[0]
     pdl = dependent_launch(x.device)
-    _gate_up_kernel[(cdiv(features, config.rows), tokens * top_k)](
+    fetched = values if down is None else _parts(down, num_experts)[0]
+    fetches = config.fetches and down is not None and pdl
+    _gate_up_kernel[(cdiv(features, config.rows * config.tiles), tokens * top_k)](
         x,
         values,
         scales,
         bias,
         out,
         experts,
+        fetched.view(torch.uint8),
+        fetched[0].nbytes if fetches else 0,
         features,
         *clamp_numbers(clamp),
         K=values.shape[2],
         TOP_K=top_k,
         ROWS=config.rows,
         BLOCK_K=config.block_k,
+        TILES=config.tiles,
+        FETCHES=fetches,
         CLAMPED=clamp is not None,
         INTERPRETED=x.device.type == "cpu",
         PDL=pdl,
         num_warps=config.warps,
+        maxnreg=config.registers,
         launch_pdl=pdl,
     )
     return out
@@ -417,6 +467,7 @@ def vector_down_add(
         INTERPRETED=x.device.type == "cpu",
         PDL=pdl,
         num_warps=config.warps,
+        maxnreg=config.registers,
         launch_pdl=pdl,
     )
     return residual
