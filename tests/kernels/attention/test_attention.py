@@ -220,7 +220,7 @@ def test_parts_of_a_head_are_merged_alike(lengths, device):
     config = DecodeConfig(tile=16, warps=1, stages=2, programs=3, share=16)
     whole, halves = (
         attention.decode_attention(
-            *arguments, config=replace(config, merge=MergeConfig(4, 1, parts), even=False)
+            *arguments, config=replace(config, merge=MergeConfig(4, 1, parts))
         )
         for parts in (1, 2)
     )

@@ -113,11 +113,10 @@ def test_decode_cut_into_many_shares(programs, device):
 
 
 @pytest.mark.parametrize("lengths", [[100], [1, 100, 1], [0, 70, 0, 130, 3, 0]], ids=str)
-@pytest.mark.parametrize("lean", [False, True])
 @pytest.mark.parametrize("options", [{}, {"soft_cap": 0.7}, {"sinks": 2.0}], ids=str)
-def test_decode_in_long_shares(lengths, lean, options, device):
+def test_decode_in_long_shares(lengths, options, device):
     config = DecodeConfig(tile=16, warps=1, stages=2, programs=3, share=16)
-    config = replace(config, long=LongShares(32, stages=3, share=0, lean=lean))
+    config = replace(config, long=LongShares(32, stages=3, share=0))
     for size in (1e-3, 1.0, 1e3):
         compare_decode(lengths, (6, 2, 32), torch.float16, device, config, size=size, **options)
 

@@ -87,8 +87,7 @@ SCALED_ON_HOPPER = {
     for name, model in (("fp8", FP8), ("fp8 in blocks", BLOCKS))
     for kind in ("gated", "down")
 }
-# Stages of gate and up projections, and whether these fetch the weights of the down projection.
-STREAMED = {"streamed: 4 stages": (FP8, 4, False), "streamed: all weights": (FP8, 8, True)}
+STREAMED = {"one token, streamed": (FP8,)}
 # Addresses of scales of blocks, and some sums.
 SPILLED_LIMIT = 400
 LARGE = ["256 tokens", "1024 tokens", "8192 tokens", "few experts, 8192 tokens"]
@@ -212,11 +211,10 @@ def scaled_on_hopper(model: Model, gated: bool) -> None:
     scaled_hopper.multiply(x, weight, out, rows, gated=gated)
 
 
-def token_streamed(model: Model, stages: int, fetches: bool) -> None:
+def token_streamed(model: Model) -> None:
     """Launch Hopper's kernels of one token's experts in FP8."""
     from pagewire.worker.ops.contract.experts import Routes
     from pagewire.worker.ops.triton.experts import streamed
-    from pagewire.worker.ops.triton.experts.config import GateUpStream
 
     count, hidden, intermediate = model.experts, model.hidden, model.intermediate
     gate_up = quantized((count, 2 * intermediate, hidden), model.quantized)
@@ -224,8 +222,8 @@ def token_streamed(model: Model, stages: int, fetches: bool) -> None:
     assert isinstance(gate_up, ScaledWeight)
     assert isinstance(down, ScaledWeight)
     routes = Routes(meta(1, model.top_k, dtype=INT), meta(1, model.top_k, dtype=FLOAT))
-    x, config = meta(1, hidden), GateUpStream(stages=stages, fetches=fetches)
-    inner = streamed.stream_gate_up(x, gate_up, count, routes.experts, down, config)
+    x = meta(1, hidden)
+    inner = streamed.stream_gate_up(x, gate_up, count, routes.experts)
     streamed.stream_down_add(inner, down, count, routes, x)
 
 
@@ -259,7 +257,6 @@ def compile_cases() -> dict[str, list[dict]]:
             "async_copies": launch.count("cp.async.cg.shared.global"),
             "wide_accesses": sum(".v4" in line for line in launch.ptx.splitlines()),
             "atomics": len(re.findall(r"\b(?:atom|red)\.global", launch.ptx)),
-            "ordered": launch.count("atom.global.gpu.acq_rel"),
             "waits": launch.count("griddepcontrol.wait"),
             "tensor_copies": launch.count("cp.async.bulk.tensor"),
             "float4_products": launch.count("mul.bf16x2"),
@@ -300,13 +297,13 @@ def test_the_kernels_of_a_layer(case, launches):
 
 
 @pytest.mark.parametrize("case", FEW_CASES)
-def test_few_tokens_take_three_kernels_that_load_16_bytes(case, launches):
+def test_few_tokens_take_four_kernels_that_load_16_bytes(case, launches):
     kinds = ["_gate_up_kernel", "_down_kernel"]
     if FEW_CASES[case][0] is MXFP4:
         kinds = ["_packed_gate_up_kernel", "_packed_down_kernel"]
     found = launches[case]
-    assert [launch["kernel"] for launch in found] == ["_scores_kernel", *kinds]
-    for launch in found:
+    assert [launch["kernel"] for launch in found] == ["_scores_kernel", "_choose_kernel", *kinds]
+    for launch in (found[0], *found[2:]):
         assert launch["wide_accesses"] > 0, launch["kernel"]
 
 
@@ -333,13 +330,13 @@ def test_two_consumers_add_sums_of_128_products(case, launches):
 @pytest.mark.parametrize("case", STREAMED)
 def test_one_token_is_streamed(case, launches):
     gate_up, down = launches[case]
-    # Four tiles at a time, or six tiles of twice four experts, of four instructions each.
-    assert (gate_up["wgmma"], down["wgmma"]) == (4 * 4, 6 * 2 * 4)
+    # Two tiles at a time, or six tiles of twice four experts, of four instructions each.
+    assert (gate_up["wgmma"], down["wgmma"]) == (2 * 4, 6 * 2 * 4)
     # The loader and the consumer wait for the choice; copies of the down projection do not wait.
     assert (gate_up["waits"], down["waits"]) == (2, 1)
-    if STREAMED[case][1] == 4:  # programs of both kernels run on a multiprocessor at once
-        assert gate_up["shared"] + down["shared"] + 2 * 1024 <= 228 * 1024
-        assert (gate_up["resident"], down["resident"]) == (1, 2)
+    # Programs of both kernels run on a multiprocessor at once.
+    assert gate_up["shared"] + down["shared"] + 2 * 1024 <= 228 * 1024
+    assert (gate_up["resident"], down["resident"]) == (2, 2)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if CASES[case][0] is MXFP4])
@@ -365,10 +362,7 @@ def test_waits_and_adds_in_order(case, launches):
     for launch in launches[case]:
         # Both consumers and the loader wait, with or without tiles.
         waits = 4 if case in SCALED_ON_HOPPER else 1
-        # The program of a token that finishes last chooses its experts.
-        counted = int(launch["kernel"] == "_scores_kernel")
-        assert (launch["waits"], launch["atomics"]) == (waits, counted), launch["kernel"]
-        assert launch["ordered"] == counted
+        assert (launch["waits"], launch["atomics"]) == (waits, 0), launch["kernel"]
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if CASES[case][0] is not FLOATS])

@@ -1,7 +1,6 @@
 """Weights in four bits in the order of Hopper's tensor cores, and the kernels that read them."""
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import torch

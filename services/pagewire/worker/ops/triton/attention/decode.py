@@ -16,8 +16,7 @@ See docs/decisions/attention-overlap.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -33,7 +32,7 @@ from pagewire.worker.ops.triton.attention.shared_prefix import Pieces, attend_sh
 from pagewire.worker.ops.triton.attention.shares import DecodePlan, plan_shares
 
 REGISTERS = 65536  # of a multiprocessor, since Volta
-LONG_ROWS = 4  # most rows of batches whose kernels have a loop of long shares
+LONG_ROWS = 8  # most rows of batches whose kernels have a loop of long shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,6 @@ class LongShares:
     tile: int
     stages: int
     share: int  # the least positions of an equal share
-    lean: bool = True  # fewer instructions, with FP8 in pairs and no soft cap
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,6 @@ class DecodeConfig:
     pdl: bool = True
     long: LongShares | None = None
     merge: MergeConfig | None = None  # None: chosen by rows
-    even: bool = True  # one row: only as many programs as whole steps of the merge
 
     @property
     def min_share(self) -> int:
@@ -76,9 +73,8 @@ class DecodeConfig:
         return min(255, each - each % 8)
 
 
-# Options of few rows of heads of 128, with an FP8 cache and with another one.
-LONG_FP8: dict[str, Any] = {}
-LONG: dict[str, Any] = {}
+# Of few rows of heads of 128 with an FP8 cache, the fastest of the tried loops on an H200.
+LONG_FP8 = LongShares(tile=32, stages=2, share=192)
 
 
 def decode_attention(
@@ -114,7 +110,7 @@ def decode_attention(
     shared = None if window is not None else shared
     programs = multiprocessors(q.device) * config.programs
     merge = config.merge or merge_config(rows, kv_heads, group, programs)
-    if rows == 1 and config.even:
+    if rows == 1:
         programs = merge.programs(programs, kv_heads)
     plan = plan or _plan(lengths, shared, kv_heads, config, window)
     scale_log2, cap_scale = score_scales(scale, soft_cap)
@@ -179,7 +175,7 @@ def decode_attention(
         FP8=fp8,
         STAGES=config.stages,
         LONG_STAGES=config.stages if long is None else long.stages,
-        LEAN=long is not None and long.lean and paired and soft_cap is None,
+        LEAN=long is not None and paired and soft_cap is None,
         PAIRED=paired,
         INTERPRETED=q.device.type == "cpu",
         BLOCK_N=max(8, next_power_of_2(group)),
@@ -226,10 +222,13 @@ def decode_config(
         )
     tile = 16 if rows <= 64 and head_dim > 64 else 32
     share = 32 if rows <= 2 else 64
-    config = DecodeConfig(tile=tile, warps=1, stages=2, programs=8, share=share)
-    if rows <= LONG_ROWS and head_dim == 128 and group <= 8:
-        return replace(config, **(LONG_FP8 if fp8 else LONG))
-    return config
+    long, merge = None, None
+    if fp8 and rows <= LONG_ROWS and head_dim == 128 and group <= 8:
+        long = LONG_FP8
+        merge = MergeConfig(step=256, heads=1, parts=4) if rows == 1 else None
+    return DecodeConfig(
+        tile=tile, warps=1, stages=2, programs=8, share=share, long=long, merge=merge
+    )
 
 
 def plan_decode(

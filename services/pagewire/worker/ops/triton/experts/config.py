@@ -44,46 +44,11 @@ class GemmConfig:
 
 @dataclass(frozen=True, slots=True)
 class RowsConfig:
-    """A program for one token: `rows` weight rows, `block_k` columns at a time, `warps` warps.
-
-    A program of gate and up projections computes `tiles` such tiles. While it multiplies one, the
-    next one is loading. With `fetches` they copy the rows of the down projection to the L2 cache.
-    """
+    """A program for one token: `rows` weight rows, `block_k` columns at a time, `warps` warps."""
 
     rows: int
     block_k: int
     warps: int
-    tiles: int = 1
-    registers: int | None = None  # of a thread at most
-    fetches: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ScoresConfig:
-    """A program that normalizes a token and multiplies `rows` rows of the router, by `warps` warps.
-
-    If it `chooses`, the last program of a token chooses its experts, else another kernel does.
-    """
-
-    rows: int
-    warps: int = 4
-    chooses: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class GateUpStream:
-    """A program of `streamed`: `rows` weight rows at a time, half of them gates.
-
-    `stages` times `tiles` tiles of 128 columns are in shared memory: 1, 2 or 4 `tiles`. `programs`
-    of them run on a multiprocessor. With `fetches` the rows of the down projection are copied to
-    the L2 cache.
-    """
-
-    rows: int = 48
-    tiles: int = 4
-    stages: int = 4
-    programs: int = 1
-    fetches: bool = False
 
 
 # A configuration is used up to this mean number of rows of an expert.
@@ -101,19 +66,12 @@ ROUTER_TABLE: tuple[tuple[int, RouterConfig], ...] = (
     (2048, RouterConfig(rows=16, tokens=32, block_k=256, warps=4, stages=3)),
 )
 MANY_TOKENS = RouterConfig(rows=64, tokens=64, block_k=64, warps=4, stages=4)
-# Up to MAX_SCORED_TOKENS tokens, the product with the router includes the norm. A configuration is
-# used up to this number of tokens.
+# Up to MAX_SCORED_TOKENS tokens, the product with the router includes the norm. SCORED_ROWS are the
+# experts of a program, by the number of tokens up to which they apply.
 MAX_SCORED_TOKENS = 64
-SCORES_TABLE: tuple[tuple[int, ScoresConfig], ...] = (
-    (4, ScoresConfig(rows=2, chooses=True)),
-    (16, ScoresConfig(rows=2)),
-    (MAX_SCORED_TOKENS, ScoresConfig(rows=4)),
-)
+SCORED_ROWS = {16: 2, 64: 4}
 # Up to this many tokens, rows are not sorted by expert: for plain and FP8 weights, and for MXFP4.
 MAX_VECTOR_TOKENS, MAX_PACKED_TOKENS = 4, 2
-
-# How `streamed` computes one token's FP8 experts on Hopper, or None if `vector` does.
-TOKEN_STREAM: GateUpStream | None = None
 
 # Tiles that were measured to be faster than the table's, by number of pairs and of experts.
 _measured: dict[tuple[int, int], GemmConfig] = {}
@@ -122,11 +80,6 @@ _measured: dict[tuple[int, int], GemmConfig] = {}
 def router_config(tokens: int) -> RouterConfig:
     """Choose the tiles of the router."""
     return next((config for most, config in ROUTER_TABLE if tokens <= most), MANY_TOKENS)
-
-
-def scores_config(tokens: int) -> ScoresConfig:
-    """Choose the program of norm and router, for at most MAX_SCORED_TOKENS tokens."""
-    return next(config for most, config in SCORES_TABLE if tokens <= most)
 
 
 def keep_config(pairs: int, num_experts: int, config: GemmConfig) -> None:

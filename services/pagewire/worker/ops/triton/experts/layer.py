@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pagewire.worker.ops.contract.experts import ClampedSwiglu, ExpertRows, Routes, Routing
 from pagewire.worker.ops.contract.quantized import LinearWeight, QuantizedInput, ScaledWeight
-from pagewire.worker.ops.triton.experts import config, scaled_hopper, streamed
+from pagewire.worker.ops.triton.experts import scaled_hopper, streamed
 from pagewire.worker.ops.triton.experts.config import (
     LARGEST,
     MAX_PACKED_TOKENS,
@@ -24,7 +24,7 @@ from pagewire.worker.ops.triton.experts.packed_vector import (
     packed_gate_up,
 )
 from pagewire.worker.ops.triton.experts.projections import experts_down, experts_gate_up_silu_mul
-from pagewire.worker.ops.triton.experts.routing import route
+from pagewire.worker.ops.triton.experts.routing import choose, route
 from pagewire.worker.ops.triton.experts.rows import sort_by_expert
 from pagewire.worker.ops.triton.experts.vector import (
     is_vector_weight,
@@ -48,7 +48,8 @@ def norm_route(
 ) -> tuple[Tensor, Routes]:
     """Implement `ExpertOps.norm_route`; the rows of `x` may have any stride."""
     if 0 < len(x) <= MAX_SCORED_TOKENS:
-        return scores(x, norm_weight, eps, router, bias, routing, correction)
+        normed, logits = scores(x, norm_weight, eps, router, bias)
+        return normed, choose(logits, routing, correction)
     normed = rms_norm(x, norm_weight, eps)
     return normed, route(normed, router, routing, correction, bias)
 
@@ -71,30 +72,24 @@ def experts_add(
     if 0 < tokens <= MAX_PACKED_TOKENS and is_float4(gate_up) and is_float4(down):
         inner = packed_gate_up(x, gate_up, num_experts, routes.experts, gate_up_bias, clamp)
         return packed_down_add(inner, down, num_experts, routes, down_bias, residual)
+    plain = gate_up_bias is None and down_bias is None and clamp is None
     if (
-        tokens == 1
-        and config.TOKEN_STREAM is not None
+        plain
+        and tokens == 1
         and isinstance(gate_up, ScaledWeight)
         and isinstance(down, ScaledWeight)
-        and gate_up_bias is None
-        and down_bias is None
-        and clamp is None
         and streamed.is_supported(x, routes.experts.shape[1], num_experts, gate_up, down)
     ):
-        inner = streamed.stream_gate_up(
-            x, gate_up, num_experts, routes.experts, down, config.TOKEN_STREAM
-        )
+        inner = streamed.stream_gate_up(x, gate_up, num_experts, routes.experts)
         return streamed.stream_down_add(inner, down, num_experts, routes, residual)
     if 0 < tokens <= MAX_VECTOR_TOKENS and is_vector_weight(gate_up) and is_vector_weight(down):
-        inner = vector_gate_up(x, gate_up, num_experts, routes.experts, gate_up_bias, clamp, down)
+        inner = vector_gate_up(x, gate_up, num_experts, routes.experts, gate_up_bias, clamp)
         return vector_down_add(inner, down, num_experts, routes, down_bias, residual)
     pairs = routes.experts.numel()
     if (
-        isinstance(gate_up, ScaledWeight)
+        plain
+        and isinstance(gate_up, ScaledWeight)
         and isinstance(down, ScaledWeight)
-        and gate_up_bias is None
-        and down_bias is None
-        and clamp is None
         and scaled_hopper.is_supported(x.dtype, gate_up, pairs, num_experts)
         and scaled_hopper.is_supported(x.dtype, down, pairs, num_experts)
     ):

@@ -83,86 +83,54 @@ def _choose_kernel(
 ):
     """Choose the experts of one token. The grid is `[tokens]`."""
     token = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    real = column < EXPERTS
     if PDL:
         gdc_launch_dependents()
+    if CORRECTION:
+        correction = tl.load(correction_ptr + column, mask=real, other=0.0)
+    if PDL:
         gdc_wait()
-    choose_for_token(
-        logits_ptr, correction_ptr, experts_ptr, weights_ptr, token, scale, EXPERTS, BLOCK, TOP_K,
-        BLOCK_TOP_K, SIGMOID, RENORMALIZE, CORRECTION, GROUPS, TOP_GROUPS, 1
-    )  # fmt: skip
-
-
-@triton.jit
-def choose_for_token(
-    logits_ptr,  # [tokens, EXPERTS] float32
-    correction_ptr,  # [EXPERTS] float32
-    experts_ptr,  # [tokens, TOP_K] int32
-    weights_ptr,  # [tokens, TOP_K] float32
-    token,
-    scale,
-    EXPERTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TOP_K: tl.constexpr,
-    BLOCK_TOP_K: tl.constexpr,
-    SIGMOID: tl.constexpr,
-    RENORMALIZE: tl.constexpr,
-    CORRECTION: tl.constexpr,
-    GROUPS: tl.constexpr,
-    TOP_GROUPS: tl.constexpr,
-    COPIES: tl.constexpr,
-):
-    """Choose the experts of one token.
-
-    Each of COPIES warps has all scores and computes the same, so that warps exchange nothing. The
-    scores are compared as integers: a warp finds their largest with one instruction.
-    """
-    column = tl.arange(0, BLOCK)[None, :]
-    copy = tl.arange(0, COPIES)[:, None]
-    real = column < EXPERTS
-    # The L1 cache may hold older logits than those that other programs have just stored.
-    logits = logits_ptr + token * EXPERTS + column + copy * 0  # [COPIES, BLOCK]
-    held = real & (copy < COPIES)
-    scores = tl.load(logits, mask=held, other=float("-inf"), cache_modifier=".cg")
+    scores = tl.load(logits_ptr + token * EXPERTS + column, mask=real, other=float("-inf"))
     if SIGMOID:
         scores = 1.0 / (1.0 + tl.exp(-scores))
     choice = scores
     if CORRECTION:
-        choice += tl.load(correction_ptr + column, mask=real, other=0.0)
+        choice += correction
     # A comparison with NaN is false, so NaN becomes the lowest score as well.
     choice = tl.where(choice > LOWEST, choice, LOWEST)
     choice = tl.where(real, choice, float("-inf"))
     if GROUPS > 1:
         choice = _in_best_groups(choice, column, EXPERTS // GROUPS, GROUPS, TOP_GROUPS, SIGMOID)
 
-    bits = (choice + 0.0).to(tl.int32, bitcast=True)  # the sum turns -0 into 0
+    # A warp finds the largest integer with one instruction. The sum turns -0 into 0.
+    bits = (choice + 0.0).to(tl.int32, bitcast=True)
     keys = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # in the order of the numbers
-    place = tl.arange(0, BLOCK_TOP_K)[None, :]
-    chosen = tl.zeros((COPIES, BLOCK_TOP_K), tl.int32)
-    values = tl.full((COPIES, BLOCK_TOP_K), 0.0 if SIGMOID else float("-inf"), tl.float32)
+    place = tl.arange(0, BLOCK_TOP_K)
+    chosen = tl.zeros((BLOCK_TOP_K,), tl.int32)
+    values = tl.full((BLOCK_TOP_K,), 0.0 if SIGMOID else float("-inf"), tl.float32)
     for i in tl.static_range(TOP_K):
-        largest = tl.max(keys, 1, keep_dims=True)
         # The first of equal ones.
-        expert = tl.min(tl.where(keys == largest, column, BLOCK), 1, keep_dims=True)
-        value = tl.sum(tl.where(column == expert, scores, 0.0), 1, keep_dims=True)
+        expert = tl.min(tl.where(keys == tl.max(keys, 0), column, BLOCK), 0)
+        value = tl.sum(tl.where(column == expert, scores, 0.0), 0)
         chosen = tl.where(place == i, expert, chosen)
         values = tl.where(place == i, value, values)
         keys = tl.where(column == expert, -0x80000000, keys)
     if SIGMOID:
-        weights = values / tl.sum(values, 1, keep_dims=True) if RENORMALIZE else values
+        weights = values / tl.sum(values, 0) if RENORMALIZE else values
     else:
         among = values if RENORMALIZE else scores
-        top = tl.max(among, 1, keep_dims=True)
-        weights = tl.exp(values - top) / tl.sum(tl.exp(among - top), 1, keep_dims=True)
-    at = token * TOP_K + place + copy * 0
-    stored = (place < TOP_K) & (copy == 0)
-    tl.store(experts_ptr + at, chosen, mask=stored)
-    tl.store(weights_ptr + at, weights * scale, mask=stored)
+        top = tl.max(among, 0)
+        weights = tl.exp(values - top) / tl.sum(tl.exp(among - top), 0)
+    held = token * TOP_K + place
+    tl.store(experts_ptr + held, chosen, mask=place < TOP_K)
+    tl.store(weights_ptr + held, weights * scale, mask=place < TOP_K)
 
 
 @triton.jit
 def _in_best_groups(
-    choice,  # [COPIES, BLOCK] float32
-    column,  # [1, BLOCK]
+    choice,  # [BLOCK] float32
+    column,  # [BLOCK]
     SIZE: tl.constexpr,
     GROUPS: tl.constexpr,
     TOP_GROUPS: tl.constexpr,
@@ -176,15 +144,14 @@ def _in_best_groups(
     sums = tl.full(choice.shape, float("-inf"), tl.float32)  # of the group of each column
     for g in tl.static_range(GROUPS):
         inside = tl.where(group == g, choice, float("-inf"))
-        counted = tl.max(inside, 1, keep_dims=True)
+        counted = tl.max(inside, 0)
         if PAIRS:
-            first = tl.argmax(inside, 1, keep_dims=True)
-            rest = tl.where(column == first, float("-inf"), inside)
-            counted += tl.max(rest, 1, keep_dims=True)
+            first = tl.argmax(inside, 0)
+            counted += tl.max(tl.where(column == first, float("-inf"), inside), 0)
         sums = tl.where(group == g, counted, sums)
     kept = tl.full(choice.shape, float("-inf"), tl.float32)
     for _ in tl.static_range(TOP_GROUPS):
-        best = tl.argmax(sums, 1, keep_dims=True) // SIZE
+        best = tl.argmax(sums, 0) // SIZE
         kept = tl.where(group == best, choice, kept)
         sums = tl.where(group == best, float("-inf"), sums)
     return kept
@@ -202,7 +169,7 @@ def route(
     """Implement `ExpertOps.route`; `router` is contiguous, the rows of `x` may have any stride."""
     tokens, k = x.shape
     if tokens == 0:
-        return empty_routes(x, 0, routing)
+        return _empty_routes(x, 0, routing)
     config = config or router_config(tokens)
     pdl = dependent_launch(x.device)
     logits = x.new_empty((tokens, routing.experts), dtype=torch.float32)
@@ -226,7 +193,7 @@ def route(
     return choose(logits, routing, correction)
 
 
-def empty_routes(like: Tensor, tokens: int, routing: Routing) -> Routes:
+def _empty_routes(like: Tensor, tokens: int, routing: Routing) -> Routes:
     size = tokens, routing.top_k
     experts = like.new_empty(size, dtype=torch.int32)
     return Routes(experts, like.new_empty(size, dtype=torch.float32))
@@ -235,7 +202,7 @@ def empty_routes(like: Tensor, tokens: int, routing: Routing) -> Routes:
 def choose(logits: Tensor, routing: Routing, correction: Tensor | None = None) -> Routes:
     """Choose the experts of each token by its logits, `[tokens, experts]` float32."""
     tokens = logits.shape[0]
-    routes = empty_routes(logits, tokens, routing)
+    routes = _empty_routes(logits, tokens, routing)
     pdl = dependent_launch(logits.device)
     _choose_kernel[(tokens,)](
         logits,
@@ -243,24 +210,17 @@ def choose(logits: Tensor, routing: Routing, correction: Tensor | None = None) -
         routes.experts,
         routes.weights,
         routing.scale,
-        **choice_constants(routing, correction),
+        EXPERTS=routing.experts,
+        BLOCK=next_power_of_2(routing.experts),
+        TOP_K=routing.top_k,
+        BLOCK_TOP_K=next_power_of_2(routing.top_k),
+        SIGMOID=routing.scoring == "sigmoid",
+        RENORMALIZE=routing.renormalize,
+        CORRECTION=correction is not None,
+        GROUPS=routing.groups,
+        TOP_GROUPS=routing.top_groups,
         PDL=pdl,
         num_warps=1,
         launch_pdl=pdl,
     )
     return routes
-
-
-def choice_constants(routing: Routing, correction: Tensor | None) -> dict[str, int]:
-    """Return the constants of a kernel that chooses experts."""
-    return {
-        "EXPERTS": routing.experts,
-        "BLOCK": next_power_of_2(routing.experts),
-        "TOP_K": routing.top_k,
-        "BLOCK_TOP_K": next_power_of_2(routing.top_k),
-        "SIGMOID": routing.scoring == "sigmoid",
-        "RENORMALIZE": routing.renormalize,
-        "CORRECTION": correction is not None,
-        "GROUPS": routing.groups,
-        "TOP_GROUPS": routing.top_groups,
-    }

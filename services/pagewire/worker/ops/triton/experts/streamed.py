@@ -3,8 +3,8 @@
 A loader, which is one warp, fills shared memory with the rows of the chosen experts. Tensor cores
 multiply them, so that FP8 numbers are not converted. Sums of 128 products are added in float32.
 
-The loader of the down projection starts while gate and up projections run: both fit a
-multiprocessor if the latter leave room. Otherwise they copy the rows to the L2 cache.
+The loader of the down projection starts while gate and up projections run: programs of both fit a
+multiprocessor. The sums have another order than those of `vector`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from pagewire.worker.ops.contract.experts import Routes
 from pagewire.worker.ops.contract.quantized import LARGEST, ScaledWeight
 from pagewire.worker.ops.device import dependent_launch, is_hopper, multiprocessors
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
-from pagewire.worker.ops.triton.experts.config import GateUpStream
 
 COLUMNS = gl.constexpr(128)  # of a tile: as many products as the tensor cores add up
 HEIGHT = gl.constexpr(64)  # rows of a matrix instruction
@@ -35,7 +34,13 @@ EIGHT = gl.constexpr(8)  # rows of gates, then rows of values, alternate in a ti
 SLOTS = gl.constexpr(8)  # experts of a token; the columns of a matrix instruction
 DOWN_ROWS = gl.constexpr(16)  # of each expert: those of four experts are a tile
 LOADER_REGISTERS = gl.constexpr(40)
-FETCHED = gl.constexpr(8192)  # bytes that an instruction copies to the L2 cache
+# A program of gate and up projections multiplies ROWS weight rows at a time, copied in PARTs. It
+# has STAGES times TILES tiles in shared memory. PROGRAMS of them run on a multiprocessor.
+ROWS = gl.constexpr(48)
+PART = gl.constexpr(16)
+TILES = gl.constexpr(2)
+STAGES = gl.constexpr(4)
+PROGRAMS = 2
 _LARGEST = gl.constexpr(LARGEST[torch.float8_e4m3fn])
 
 
@@ -51,40 +56,30 @@ def is_supported(
         and x.dtype == torch.bfloat16
         and all(w.values.dtype == torch.float8_e4m3fn for w in both)
         and all(w.block == (1, w.shape[1]) and w.input_scale is None for w in both)
-        # A program multiplies four tiles of columns at a time.
-        and gate_up.shape[1] % (4 * COLUMNS.value) == 0
+        and gate_up.shape[1] % (TILES.value * COLUMNS.value) == 0
         and gate_up.shape[1] <= 4096
         and down.shape[1] % COLUMNS.value == 0
         and down.shape[1] <= 1024
-        and gate_up.shape[0] // num_experts % 96 == 0
+        and gate_up.shape[0] // num_experts % ROWS.value == 0
+        and gate_up.shape[0] // num_experts % (2 * EIGHT.value) == 0
         and down.shape[0] // num_experts % DOWN_ROWS.value == 0
     )
 
 
-def stream_gate_up(
-    x: Tensor,
-    weight: ScaledWeight,
-    num_experts: int,
-    experts: Tensor,
-    down: ScaledWeight,
-    config: GateUpStream,
-) -> Tensor:
+def stream_gate_up(x: Tensor, weight: ScaledWeight, num_experts: int, experts: Tensor) -> Tensor:
     """Return `silu(gate) * up` of each pair of one token, `[top_k, intermediate]`."""
     k, features = weight.shape[1], weight.shape[0] // num_experts // 2
-    assert 2 * features % config.rows == 0, "the rows of an expert are no multiple of a program's"
     out = x.new_empty((experts.shape[1], features))
     groups = features // EIGHT.value
     # Eight rows of gates, then the eight of their values; an expert begins every 2 * groups.
     eights = weight.values.as_strided(
         ((2 * num_experts - 1) * groups, 2, EIGHT.value, k), (EIGHT.value * k, features * k, k, 1)
     )
-    part = config.rows & -config.rows
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=4)
-    tiles = TensorDescriptor.from_tensor(
-        eights, [part // 16, 2, EIGHT.value, COLUMNS.value], layout
-    )
-    runs = 2 * features // config.rows * experts.shape[1]
-    most = cdiv(runs, config.programs * multiprocessors(x.device))
+    block = [PART.value // 16, 2, EIGHT.value, COLUMNS.value]
+    tiles = TensorDescriptor.from_tensor(eights, block, layout)
+    runs = 2 * features // ROWS.value * experts.shape[1]
+    most = cdiv(runs, PROGRAMS * multiprocessors(x.device))
     pdl = dependent_launch(x.device)
     launch = {"launch_pdl": True} if pdl else {}
     experts_stream_gate_up[(cdiv(runs, most),)](
@@ -93,17 +88,10 @@ def stream_gate_up(
         weight.scales,
         experts,
         out,
-        down.values,
-        down.shape[0] // num_experts * down.shape[1],
         runs,
         features,
         K=k,
-        ROWS=config.rows,
-        PART=part,
-        TILES=config.tiles,
-        STAGES=config.stages,
         HELD=next_power_of_2(k) // COLUMNS.value,
-        FETCHES=config.fetches,
         PDL=pdl,
         num_warps=4,
         maxnreg=96,
@@ -131,7 +119,7 @@ def stream_down_add(
         SLOTS.value,
         features,
         K=k,
-        TILES=next_power_of_2(k) // COLUMNS.value,
+        DEEP=next_power_of_2(k) // COLUMNS.value,
         PDL=pdl,
         num_warps=4,
         maxnreg=128,
@@ -147,17 +135,10 @@ def experts_stream_gate_up(
     scales_ptr,  # [experts, 2 * features]
     experts_ptr,  # [pairs]
     out_ptr,  # [pairs, features]
-    down_ptr,  # bytes, [experts, down_bytes], if FETCHES
-    down_bytes,
     runs,
     features,
     K: gl.constexpr,
-    ROWS: gl.constexpr,
-    PART: gl.constexpr,
-    TILES: gl.constexpr,
-    STAGES: gl.constexpr,
     HELD: gl.constexpr,
-    FETCHES: gl.constexpr,
     PDL: gl.constexpr,
 ):
     """Multiply every n-th run of ROWS weight rows by the token. The grid is n programs.
@@ -181,11 +162,10 @@ def experts_stream_gate_up(
         [
             (_multiply_gate_up, (
                 x_ptr, scales_ptr, experts_ptr, out_ptr, runs, features, w_smem, x_smem, full,
-                empty, K, ROWS, PART, TILES, STAGES, HELD, PDL,
+                empty, K, HELD, PDL,
             )),
             (_load_gate_up, (
-                weight_tiles, experts_ptr, down_ptr, down_bytes, runs, features, w_smem, full,
-                empty, K, ROWS, PART, TILES, STAGES, FETCHES, PDL,
+                weight_tiles, experts_ptr, runs, features, w_smem, full, empty, K, PDL,
             )),
         ],
         [1],
@@ -195,9 +175,8 @@ def experts_stream_gate_up(
 
 @gluon.jit
 def _load_gate_up(
-    weight_tiles, experts_ptr, down_ptr, down_bytes, runs, features, w_smem, full, empty,
-    K: gl.constexpr, ROWS: gl.constexpr, PART: gl.constexpr, TILES: gl.constexpr,
-    STAGES: gl.constexpr, FETCHES: gl.constexpr, PDL: gl.constexpr,
+    weight_tiles, experts_ptr, runs, features, w_smem, full, empty,
+    K: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Copy all tiles."""
     PARTS: gl.constexpr = ROWS // PART
@@ -224,31 +203,12 @@ def _load_gate_up(
             last = stage == STAGES - 1
             stage = gl.where(last, 0, stage + 1)
             phase = gl.where(last, phase ^ 1, phase)
-    if FETCHES:
-        pieces = gl.cdiv(down_bytes, FETCHED)
-        for piece in range(gl.program_id(0), pieces * SLOTS, gl.num_programs(0)):
-            expert = gl.load(experts_ptr + piece // pieces).to(gl.int64)
-            at = piece % pieces * FETCHED
-            gl.inline_asm_elementwise(
-                "{ .reg .pred first; .reg .u32 lane; mov.u32 lane, %laneid; mov.u32 $0, 0; "
-                "setp.eq.u32 first, lane, 0; "
-                "@first cp.async.bulk.prefetch.L2.global [$1], $2; }",
-                "=r,l,r",
-                [
-                    down_ptr.to(gl.int64) + expert * down_bytes + at,
-                    gl.minimum(down_bytes - at, FETCHED),
-                ],
-                dtype=gl.int32,
-                is_pure=False,
-                pack=1,
-            )
 
 
 @gluon.jit
 def _multiply_gate_up(
     x_ptr, scales_ptr, experts_ptr, out_ptr, runs, features, w_smem, x_smem, full, empty,
-    K: gl.constexpr, ROWS: gl.constexpr, PART: gl.constexpr, TILES: gl.constexpr,
-    STAGES: gl.constexpr, HELD: gl.constexpr, PDL: gl.constexpr,
+    K: gl.constexpr, HELD: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Multiply, and store activations."""
     STEPS: gl.constexpr = K // (TILES * COLUMNS)
@@ -273,25 +233,12 @@ def _multiply_gate_up(
             mbarrier.wait(full.index(stage), phase)
             tile = stage * TILES
             x_tile = step * TILES
-            a = _product(w_smem, x_smem, tile, x_tile, none, ROWS, PART)
-            if TILES > 1:
-                b = _product(w_smem, x_smem, tile + 1, x_tile + 1, none, ROWS, PART)
-            if TILES > 2:
-                c = _product(w_smem, x_smem, tile + 2, x_tile + 2, none, ROWS, PART)
-                d = _product(w_smem, x_smem, tile + 3, x_tile + 3, none, ROWS, PART)
-            if TILES == 1:
-                a = warpgroup_mma_wait(0, deps=(a,))
-            elif TILES == 2:
-                a, b = warpgroup_mma_wait(0, deps=(a, b))
-            else:
-                a, b, c, d = warpgroup_mma_wait(0, deps=(a, b, c, d))
+            a = _product(w_smem, x_smem, tile, x_tile, none)
+            b = _product(w_smem, x_smem, tile + 1, x_tile + 1, none)
+            a, b = warpgroup_mma_wait(0, deps=(a, b))
             mbarrier.arrive(empty.index(stage))
             acc += a
-            if TILES > 1:
-                acc += b
-            if TILES > 2:
-                acc += c
-                acc += d
+            acc += b
             last = stage == STAGES - 1
             stage = gl.where(last, 0, stage + 1)
             phase = gl.where(last, phase ^ 1, phase)
@@ -308,7 +255,7 @@ def _multiply_gate_up(
 
 
 @gluon.jit
-def _product(w_smem, x_smem, tile, x_tile, none, ROWS: gl.constexpr, PART: gl.constexpr):
+def _product(w_smem, x_smem, tile, x_tile, none):
     """Start the product of a tile of weights and a tile of inputs, the sums of 128 products."""
     w = w_smem.index(tile * (ROWS // PART))
     w = w._reinterpret(w_smem.dtype, [HEIGHT, COLUMNS], x_smem.layout)
@@ -355,7 +302,7 @@ def experts_stream_down(
     slots,
     features,
     K: gl.constexpr,
-    TILES: gl.constexpr,
+    DEEP: gl.constexpr,
     PDL: gl.constexpr,
 ):
     """Multiply DOWN_ROWS rows of each expert, and add their weighted sum to the residual.
@@ -369,7 +316,7 @@ def experts_stream_down(
     tiled: gl.constexpr = gl.NVMMASharedLayout(128, 8, 2)
     DEPTH: gl.constexpr = K // COLUMNS
     w_smem = gl.allocate_shared_memory(dtype, [DEPTH * SLOTS, DOWN_ROWS, COLUMNS], tiled)
-    x_smem = gl.allocate_shared_memory(dtype, [TILES, SLOTS, COLUMNS], tiled)
+    x_smem = gl.allocate_shared_memory(dtype, [DEEP, SLOTS, COLUMNS], tiled)
     full = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     mbarrier.init(full.index(0), count=1)
     fence_async_shared()
@@ -377,7 +324,7 @@ def experts_stream_down(
         [
             (_multiply_down, (
                 x_ptr, scales_ptr, experts_ptr, weights_ptr, residual_ptr, features, w_smem,
-                x_smem, full, K, TILES, PDL,
+                x_smem, full, K, DEEP, PDL,
             )),
             (_load_down, (weight_tiles, experts_ptr, slots, features, w_smem, full, K)),
         ],
@@ -403,7 +350,7 @@ def _load_down(weight_tiles, experts_ptr, slots, features, w_smem, full, K: gl.c
 @gluon.jit
 def _multiply_down(
     x_ptr, scales_ptr, experts_ptr, weights_ptr, residual_ptr, features, w_smem, x_smem, full,
-    K: gl.constexpr, TILES: gl.constexpr, PDL: gl.constexpr,
+    K: gl.constexpr, DEEP: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Multiply, weigh and add."""
     DEPTH: gl.constexpr = K // COLUMNS
@@ -420,7 +367,7 @@ def _multiply_down(
     scale1 = gl.load(scales_ptr + gl.load(experts_ptr + second) * features + output)
     if PDL:
         gdc_wait()
-    x_scale = _quantize_slots(x_ptr, x_smem, K, TILES)
+    x_scale = _quantize_slots(x_ptr, x_smem, K, DEEP)
     x_scale = gl.convert_layout(x_scale, gl.SliceLayout(0, of_sums))[None, :]
     none = gl.zeros([HEIGHT, SLOTS], gl.float32, layout=of_sums)
     sums0 = none
@@ -454,7 +401,7 @@ def _slots_product(w_smem, x_smem, tile, slot: gl.constexpr, none):
 
 
 @gluon.jit
-def _quantize_slots(x_ptr, x_smem, K: gl.constexpr, TILES: gl.constexpr):
+def _quantize_slots(x_ptr, x_smem, K: gl.constexpr, DEEP: gl.constexpr):
     """Store the FP8 numbers of all experts' inputs in tiles; return their scales, `[SLOTS]`.
 
     A warp quantizes the inputs of two experts.
@@ -463,7 +410,7 @@ def _quantize_slots(x_ptr, x_smem, K: gl.constexpr, TILES: gl.constexpr):
     of_tiles: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, layout))
     of_slots: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, layout))
     of_columns: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, layout))
-    tile = gl.arange(0, TILES, layout=of_tiles)
+    tile = gl.arange(0, DEEP, layout=of_tiles)
     slot = gl.arange(0, SLOTS, layout=of_slots)
     place = gl.arange(0, COLUMNS, layout=of_columns)
     tile = gl.expand_dims(gl.expand_dims(tile, 1), 2)
@@ -477,7 +424,7 @@ def _quantize_slots(x_ptr, x_smem, K: gl.constexpr, TILES: gl.constexpr):
     inverse = gl.convert_layout(inverse, of_slots)
     x *= gl.expand_dims(gl.expand_dims(inverse, 0), 2)
     whole: gl.constexpr = gl.NVMMASharedLayout(128, 8, 3)
-    tiles = x_smem.index(0)._reinterpret(x_smem.dtype, [TILES, SLOTS, COLUMNS], whole)
+    tiles = x_smem.index(0)._reinterpret(x_smem.dtype, [DEEP, SLOTS, COLUMNS], whole)
     tiles.store(x.to(x_smem.dtype))
     fence_async_shared()
     return scale

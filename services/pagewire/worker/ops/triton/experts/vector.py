@@ -9,7 +9,6 @@ Sums have their own order, the same for every number of tokens that these kernel
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TypeGuard
 
 import torch
@@ -18,22 +17,14 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagewire.worker.ops.contract.experts import ClampedSwiglu, Routes, Routing
+from pagewire.worker.ops.contract.experts import ClampedSwiglu, Routes
 from pagewire.worker.ops.contract.quantized import LARGEST, LinearWeight, ScaledWeight
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
 from pagewire.worker.ops.triton.experts.config import (
-    MAX_SCORED_TOKENS,
+    SCORED_ROWS,
     RowsConfig,
-    ScoresConfig,
-    scores_config,
     vector_configs,
-)
-from pagewire.worker.ops.triton.experts.routing import (
-    choice_constants,
-    choose,
-    choose_for_token,
-    empty_routes,
 )
 from pagewire.worker.ops.triton.experts.tile import activated, clamp_numbers
 from pagewire.worker.ops.triton.rowwise.norm import inverse_rms
@@ -49,35 +40,18 @@ def _scores_kernel(
     router_ptr,  # [experts, K]
     bias_ptr,  # [experts], or None
     normed_ptr,  # [tokens, K]
-    logits_ptr,  # [tokens, EXPERTS] float32
-    counters_ptr,  # [tokens]
-    correction_ptr,  # [EXPERTS] float32
-    experts_ptr,  # [tokens, TOP_K] int32, with CHOOSE
-    weights_ptr,  # [tokens, TOP_K] float32, with CHOOSE
+    logits_ptr,  # [tokens, experts] float32
+    experts,
     x_stride,
     eps,
-    scale,
     K: tl.constexpr,
     BLOCK_K: tl.constexpr,
     ROWS: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TOP_K: tl.constexpr,
-    BLOCK_TOP_K: tl.constexpr,
-    SIGMOID: tl.constexpr,
-    RENORMALIZE: tl.constexpr,
-    CORRECTION: tl.constexpr,
-    GROUPS: tl.constexpr,
-    TOP_GROUPS: tl.constexpr,
-    CHOOSE: tl.constexpr,
-    WARPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Normalize a token and multiply ROWS rows of the router by it.
 
     The grid is `[experts / ROWS, tokens]`. A token's first program stores the normalized token.
-    With CHOOSE its last program, the one that finishes last, chooses the token's experts. It also
-    sets the token's counter to 0 again.
     """
     if PDL:
         gdc_launch_dependents()
@@ -85,7 +59,7 @@ def _scores_kernel(
     token = tl.program_id(1).to(tl.int64)
     column = tl.arange(0, BLOCK_K)[None, :]  # [1, BLOCK_K]
     inside = column < K
-    here = (row < EXPERTS)[:, None] & inside
+    here = (row < experts)[:, None] & inside
     router = tl.load(router_ptr + row[:, None] * K + column, mask=here, other=0.0)
     norm = tl.load(norm_ptr + column, mask=inside, other=0.0).to(tl.float32)
     if PDL:
@@ -95,18 +69,8 @@ def _scores_kernel(
     tl.store(normed_ptr + token * K + column, normed, mask=inside & (tl.program_id(0) == 0))
     logits = tl.sum(router.to(tl.float32) * normed.to(tl.float32), 1)  # [ROWS]
     if bias_ptr is not None:
-        logits += tl.load(bias_ptr + row, mask=row < EXPERTS, other=0.0).to(tl.float32)
-    tl.store(logits_ptr + token * EXPERTS + row, logits, mask=row < EXPERTS)
-    if CHOOSE:
-        # All threads' logits are stored before this program is counted.
-        tl.debug_barrier()
-        before = tl.atomic_add(counters_ptr + token, 1, sem="acq_rel", scope="gpu")
-        if before == tl.num_programs(0) - 1:
-            tl.store(counters_ptr + token, 0)
-            choose_for_token(
-                logits_ptr, correction_ptr, experts_ptr, weights_ptr, token, scale, EXPERTS, BLOCK,
-                TOP_K, BLOCK_TOP_K, SIGMOID, RENORMALIZE, CORRECTION, GROUPS, TOP_GROUPS, WARPS
-            )  # fmt: skip
+        logits += tl.load(bias_ptr + row, mask=row < experts, other=0.0).to(tl.float32)
+    tl.store(logits_ptr + token * experts + row, logits, mask=row < experts)
 
 
 @triton.jit
@@ -137,40 +101,6 @@ def _quantized(inputs, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
-def _gate_up_rows(
-    weight_ptr, expert, held, features, column, K: tl.constexpr, BLOCK_K: tl.constexpr
-):  # fmt: skip
-    """Load gate and up rows of an expert: all loads are issued before the first weight is used."""
-    line = held[:, None] * K + column  # [ROWS, BLOCK_K]
-    gate_rows = weight_ptr + expert * (2 * features * K) + line
-    up_rows = gate_rows + features * K
-    loaded = ()
-    for start in tl.static_range(0, K, BLOCK_K):
-        inside = start + column < K
-        g = tl.load(gate_rows + start, mask=inside, other=0.0, eviction_policy="evict_first")
-        u = tl.load(up_rows + start, mask=inside, other=0.0, eviction_policy="evict_first")
-        loaded += (g, u)  # type: ignore[assignment]
-    return loaded
-
-
-@triton.jit
-def _fetch_share(bytes_ptr, count):
-    """Start to copy this program's share of `count` bytes to the L2 cache."""
-    share = tl.cdiv(tl.cdiv(count, 16), tl.num_programs(0)) * 16
-    first = tl.program_id(0) * share
-    tl.inline_asm_elementwise(
-        "{ .reg .pred here; .reg .u32 thread; mov.u32 thread, %tid.x; mov.u32 $0, 0; "
-        "setp.eq.u32 here, thread, 0; setp.gt.and.s32 here, $2, 0, here; "
-        "@here cp.async.bulk.prefetch.L2.global [$1], $2; }",
-        "=r,l,r",
-        [bytes_ptr.to(tl.int64) + first, tl.minimum(share, count - first)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit
 def _gate_up_kernel(
     x_ptr,  # [tokens, K]
     weight_ptr,  # [experts, 2 * features, K]
@@ -178,8 +108,6 @@ def _gate_up_kernel(
     bias_ptr,  # [experts, 2 * features], or None
     out_ptr,  # [pairs, features]
     experts_ptr,  # [pairs]
-    down_ptr,  # [experts, down_bytes] bytes, with FETCHES
-    down_bytes,
     features,
     alpha,
     limit,
@@ -187,60 +115,57 @@ def _gate_up_kernel(
     TOP_K: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    TILES: tl.constexpr,
-    FETCHES: tl.constexpr,
     CLAMPED: tl.constexpr,
     INTERPRETED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Multiply TILES times ROWS gate rows and ROWS up rows of a pair's expert by its token.
+    """Multiply ROWS gate rows and ROWS up rows of a pair's expert by its token.
 
-    The grid is `[features / (ROWS * TILES), pairs]`. The next kernel reads the pairs' experts
-    before its wait, so it may start only after this kernel has waited.
+    The grid is `[features / ROWS, pairs]`. The next kernel reads the pairs' experts before its
+    wait, so it may start only after this kernel has waited.
     """
     pair = tl.program_id(1)
-    first = tl.program_id(0) * (ROWS * TILES) + tl.arange(0, ROWS)  # [ROWS]
+    output = tl.program_id(0) * ROWS + tl.arange(0, ROWS)  # [ROWS]
     column = tl.arange(0, BLOCK_K)[None, :]  # [1, BLOCK_K]
     x_line = x_ptr + (pair // TOP_K).to(tl.int64) * K + column
     # Rows past the end repeat the last one and are not stored.
-    held = tl.minimum(first, features - 1)
+    held = tl.minimum(output, features - 1)
+    line = held[:, None] * K + column  # [ROWS, BLOCK_K]
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     expert = tl.load(experts_ptr + pair).to(tl.int64)
-    following = _gate_up_rows(weight_ptr, expert, held, features, column, K, BLOCK_K)
+    gate_rows = weight_ptr + expert * (2 * features * K) + line
+    up_rows = gate_rows + features * K
+    loaded = ()  # all loads are issued before the first weight is used
+    for start in tl.static_range(0, K, BLOCK_K):
+        inside = start + column < K
+        g = tl.load(gate_rows + start, mask=inside, other=0.0, eviction_policy="evict_first")
+        u = tl.load(up_rows + start, mask=inside, other=0.0, eviction_policy="evict_first")
+        loaded += (g, u)  # type: ignore[assignment]
     inputs = ()
     for start in tl.static_range(0, K, BLOCK_K):
         x = tl.load(x_line + start, mask=start + column < K, other=0.0).to(tl.float32)
         inputs += (x,)  # type: ignore[assignment]
-    if FETCHES:
-        _fetch_share(down_ptr + expert * down_bytes, down_bytes)
     if scales_ptr is not None:
         inputs, x_scale = _quantized(inputs, INTERPRETED)
-    for tile in tl.static_range(TILES):
-        output = first + tile * ROWS
-        held = tl.minimum(output, features - 1)
-        loaded = following
-        if tile + 1 < TILES:
-            behind = tl.minimum(output + ROWS, features - 1)
-            following = _gate_up_rows(weight_ptr, expert, behind, features, column, K, BLOCK_K)
-        gates = tl.zeros((ROWS, BLOCK_K), tl.float32)
-        ups = tl.zeros((ROWS, BLOCK_K), tl.float32)
-        for start in tl.static_range(0, K, BLOCK_K):
-            x = inputs[start // BLOCK_K]
-            gates += loaded[start // BLOCK_K * 2].to(tl.float32) * x
-            ups += loaded[start // BLOCK_K * 2 + 1].to(tl.float32) * x
-        gate, up = tl.sum(gates, 1), tl.sum(ups, 1)
-        if scales_ptr is not None:
-            scales = scales_ptr + expert * (2 * features) + held
-            gate *= tl.reshape(x_scale, (1,)) * tl.load(scales)
-            up *= tl.reshape(x_scale, (1,)) * tl.load(scales + features)
-        if bias_ptr is not None:
-            bias = bias_ptr + expert * (2 * features) + held
-            gate += tl.load(bias).to(tl.float32)
-            up += tl.load(bias + features).to(tl.float32)
-        out = activated(gate, up, alpha, limit, CLAMPED).to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + pair.to(tl.int64) * features + output, out, mask=output < features)
+    gates = tl.zeros((ROWS, BLOCK_K), tl.float32)
+    ups = tl.zeros((ROWS, BLOCK_K), tl.float32)
+    for start in tl.static_range(0, K, BLOCK_K):
+        x = inputs[start // BLOCK_K]
+        gates += loaded[start // BLOCK_K * 2].to(tl.float32) * x
+        ups += loaded[start // BLOCK_K * 2 + 1].to(tl.float32) * x
+    gate, up = tl.sum(gates, 1), tl.sum(ups, 1)
+    if scales_ptr is not None:
+        scales = scales_ptr + expert * (2 * features) + held
+        gate *= tl.reshape(x_scale, (1,)) * tl.load(scales)
+        up *= tl.reshape(x_scale, (1,)) * tl.load(scales + features)
+    if bias_ptr is not None:
+        bias = bias_ptr + expert * (2 * features) + held
+        gate += tl.load(bias).to(tl.float32)
+        up += tl.load(bias + features).to(tl.float32)
+    out = activated(gate, up, alpha, limit, CLAMPED).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + pair.to(tl.int64) * features + output, out, mask=output < features)
 
 
 @triton.jit
@@ -321,61 +246,36 @@ def scores(
     eps: float,
     router: Tensor,
     bias: Tensor | None,
-    routing: Routing,
-    correction: Tensor | None = None,
     *,
-    config: ScoresConfig | None = None,
-) -> tuple[Tensor, Routes]:
-    """Return the normalized tokens and their routes; at most MAX_SCORED_TOKENS tokens."""
-    tokens, k = x.shape
+    rows: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the normalized tokens, and the logits of the router in float32.
+
+    There are at most MAX_SCORED_TOKENS tokens.
+    """
+    (tokens, k), experts = x.shape, router.shape[0]
     normed = x.new_empty((tokens, k))
-    logits = x.new_empty((tokens, routing.experts), dtype=torch.float32)
-    config = config or scores_config(tokens)
-    routes = empty_routes(x, tokens if config.chooses else 0, routing)
+    logits = x.new_empty((tokens, experts), dtype=torch.float32)
+    rows = rows or next(rows for most, rows in SCORED_ROWS.items() if tokens <= most)
     pdl = dependent_launch(x.device)
-    _scores_kernel[(cdiv(routing.experts, config.rows), tokens)](
+    _scores_kernel[(cdiv(experts, rows), tokens)](
         x,
         norm,
         router,
         bias,
         normed,
         logits,
-        _counters(x.device) if config.chooses else routes.experts,
-        logits if correction is None else correction,
-        routes.experts,
-        routes.weights,
+        experts,
         x.stride(0),
         eps,
-        routing.scale,
         K=k,
         BLOCK_K=next_power_of_2(k),
-        ROWS=config.rows,
-        **choice_constants(routing, correction),
-        CHOOSE=config.chooses,
-        WARPS=config.warps,
+        ROWS=rows,
         PDL=pdl,
-        num_warps=config.warps,
+        num_warps=4,
         launch_pdl=pdl,
     )
-    return normed, routes if config.chooses else choose(logits, routing, correction)
-
-
-@cache
-def _counters(device: torch.device) -> Tensor:
-    """Return counters of the programs of a token that are done, `[tokens]`; 0 between launches.
-
-    A worker runs every step once before it captures the step in a graph, so that the graph's own
-    memory does not hold them.
-
-    Raises:
-        RuntimeError: the first call is captured in a graph.
-    """
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            "the choice of experts is captured before its first call: call it once before the "
-            "capture"
-        )
-    return torch.zeros(MAX_SCORED_TOKENS, dtype=torch.int32, device=device)
+    return normed, logits
 
 
 def is_vector_weight(weight: LinearWeight) -> TypeGuard[Tensor | ScaledWeight]:
@@ -393,43 +293,32 @@ def vector_gate_up(
     experts: Tensor,
     bias: Tensor | None,
     clamp: ClampedSwiglu | None,
-    down: Tensor | ScaledWeight | None = None,
     *,
     config: RowsConfig | None = None,
 ) -> Tensor:
-    """Return `silu(gate) * up` of each pair, `[pairs, intermediate]`, in the order of pairs.
-
-    The rows of `down` may be copied to the L2 cache.
-    """
+    """Return `silu(gate) * up` of each pair, `[pairs, intermediate]`, in the order of pairs."""
     values, scales = _parts(weight, num_experts)
     (tokens, top_k), features = experts.shape, values.shape[1] // 2
     out = x.new_empty((tokens * top_k, features))
     config = config or vector_configs(top_k, x.shape[1], values.element_size())[0]
     pdl = dependent_launch(x.device)
-    fetched = values if down is None else _parts(down, num_experts)[0]
-    fetches = config.fetches and down is not None and pdl
-    _gate_up_kernel[(cdiv(features, config.rows * config.tiles), tokens * top_k)](
+    _gate_up_kernel[(cdiv(features, config.rows), tokens * top_k)](
         x,
         values,
         scales,
         bias,
         out,
         experts,
-        fetched.view(torch.uint8),
-        fetched[0].nbytes if fetches else 0,
         features,
         *clamp_numbers(clamp),
         K=values.shape[2],
         TOP_K=top_k,
         ROWS=config.rows,
         BLOCK_K=config.block_k,
-        TILES=config.tiles,
-        FETCHES=fetches,
         CLAMPED=clamp is not None,
         INTERPRETED=x.device.type == "cpu",
         PDL=pdl,
         num_warps=config.warps,
-        maxnreg=config.registers,
         launch_pdl=pdl,
     )
     return out
@@ -467,7 +356,6 @@ def vector_down_add(
         INTERPRETED=x.device.type == "cpu",
         PDL=pdl,
         num_warps=config.warps,
-        maxnreg=config.registers,
         launch_pdl=pdl,
     )
     return residual
