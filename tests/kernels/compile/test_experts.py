@@ -214,7 +214,7 @@ def scaled_on_hopper(model: Model, gated: bool) -> None:
 def token_streamed(model: Model) -> None:
     """Launch Hopper's kernels of one token's experts in FP8."""
     from pagewire.worker.ops.contract.experts import Routes
-    from pagewire.worker.ops.triton.experts import streamed
+    from pagewire.worker.ops.triton.streamed import experts as streamed
 
     count, hidden, intermediate = model.experts, model.hidden, model.intermediate
     gate_up = quantized((count, 2 * intermediate, hidden), model.quantized)
@@ -238,10 +238,10 @@ def compile_cases() -> dict[str, list[dict]]:
         rows,
         scaled_gemm,
         scaled_hopper,
-        streamed,
         vector,
         weighted_sum,
     )
+    from pagewire.worker.ops.triton.streamed import experts as streamed
     from support.kernels.cross_compile import Launch, counts_of_cases
 
     products = (gemm, hopper, packed_gemm, scaled_gemm, scaled_hopper, vector, packed_vector)

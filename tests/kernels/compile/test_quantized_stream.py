@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pagewire.worker.ops.contract.quantized import QuantizedInput, ScaledWeight
-from pagewire.worker.ops.triton.quantized import few_tokens
+from pagewire.worker.ops.triton.streamed import scaled_choice
 from pagewire.worker.ops.triton.streamed.scaled_config import (
     ScaledStream,
     filled,
@@ -61,9 +61,9 @@ def configs() -> list[tuple[int, int, int, ScaledStream]]:
     ]
     found += [
         (rows, k, tokens, config)
-        for rows, k in few_tokens.MEASURED
+        for rows, k in scaled_choice.MEASURED
         for tokens in (1, 8, 16, 32, 64)
-        if (config := few_tokens.choose(tokens, rows, k, 132)) is not None
+        if (config := scaled_choice.choose(tokens, rows, k, 132)) is not None
     ]
     return found
 

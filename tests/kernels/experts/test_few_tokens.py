@@ -13,8 +13,9 @@ from pagewire.worker.ops.contract.quantized import LinearWeight
 from pagewire.worker.ops.device import is_hopper
 from pagewire.worker.ops.reference import experts as reference
 from pagewire.worker.ops.triton import experts
-from pagewire.worker.ops.triton.experts import layer, streamed
+from pagewire.worker.ops.triton.experts import layer
 from pagewire.worker.ops.triton.experts.routing import choose
+from pagewire.worker.ops.triton.streamed import experts as streamed
 from support.kernels.comparison import (
     CUDA,
     DTYPES,

@@ -11,11 +11,12 @@ import torch
 from pagewire.worker.model.quantization.quantizer import scaled_weight
 from pagewire.worker.ops.contract.quantized import QuantizedInput, ScaledWeight
 from pagewire.worker.ops.device import is_hopper
-from pagewire.worker.ops.triton.quantized import few_tokens, linear, scaled
+from pagewire.worker.ops.triton.quantized import linear, scaled
 from pagewire.worker.ops.triton.quantized.tiles import Tiles
 from pagewire.worker.ops.triton.rowwise import quantize
 from pagewire.worker.ops.triton.rowwise.activation import silu_mul
 from pagewire.worker.ops.triton.streamed import scaled as streamed
+from pagewire.worker.ops.triton.streamed import scaled_choice
 from pagewire.worker.ops.triton.streamed.scaled_config import (
     MAX_TOKENS,
     ScaledStream,
@@ -123,7 +124,7 @@ def test_programs_quantize_one_token(k, rows, static, dtype, device):
 @pytest.mark.parametrize("own", [False, True])
 def test_workers_use_the_choice(tokens, own, device, monkeypatch):
     hidden, width = 512, 768
-    tile = few_tokens.Tile(64, 32, 2, own and tokens == 1)
+    tile = scaled_choice.Tile(64, 32, 2, own and tokens == 1)
     shapes = ((width, hidden), (hidden, width), (2 * width, hidden))
     use(monkeypatch, dict.fromkeys(shapes, (tile,)), range(0))
     residual, gate_up, _, _ = drawn(tokens, hidden, 2 * width, torch.bfloat16, device)
@@ -188,12 +189,12 @@ def test_rows_are_shared_equally_by_multiprocessors():
 
 
 def test_the_measured_tiles_fit():
-    for (rows, k), tiles in few_tokens.MEASURED.items():
+    for (rows, k), tiles in scaled_choice.MEASURED.items():
         most = [tile.tokens for tile in tiles]
         assert most == sorted(set(most))
         assert most[-1] == MAX_TOKENS
         for tokens in range(1, MAX_TOKENS + 1):
-            config = few_tokens.choose(tokens, rows, k, 132)
+            config = scaled_choice.choose(tokens, rows, k, 132)
             assert config is not None
             assert fits(config, k)
             assert config.tokens >= tokens
@@ -201,28 +202,28 @@ def test_the_measured_tiles_fit():
 
 
 def test_the_choice_by_tokens(monkeypatch):
-    tiles = (few_tokens.Tile(1, 32, own=True), few_tokens.Tile(16, 48, 2))
+    tiles = (scaled_choice.Tile(1, 32, own=True), scaled_choice.Tile(16, 48, 2))
     use(monkeypatch, {(4096, 4096): tiles}, range(8, 33))
-    chosen = [few_tokens.choose(tokens, 4096, 4096, 132) for tokens in (1, 16, 17, 33)]
+    chosen = [scaled_choice.choose(tokens, 4096, 4096, 132) for tokens in (1, 16, 17, 33)]
     one, few = filled(32, 1, 4096, own=True), filled(48, 16, 4096, 2)
     assert chosen == [one, few, scaled_stream(17, 4096, 4096), None]
-    assert few_tokens.choose(1, 6144, 4096, 132) is None
-    assert few_tokens.choose(8, 6144, 4096, 132) == scaled_stream(8, 6144, 4096)
+    assert scaled_choice.choose(1, 6144, 4096, 132) is None
+    assert scaled_choice.choose(8, 6144, 4096, 132) == scaled_stream(8, 6144, 4096)
 
 
 def use(
     monkeypatch: pytest.MonkeyPatch,
-    measured: dict[tuple[int, int], tuple[few_tokens.Tile, ...]],
+    measured: dict[tuple[int, int], tuple[scaled_choice.Tile, ...]],
     streamed_tokens: range,
 ) -> None:
     """Replaces the table and the rule's numbers of tokens."""
-    monkeypatch.setattr(few_tokens, "MEASURED", measured)
-    monkeypatch.setattr(few_tokens, "STREAMED", streamed_tokens)
-    few_tokens.choose.cache_clear()
+    monkeypatch.setattr(scaled_choice, "MEASURED", measured)
+    monkeypatch.setattr(scaled_choice, "STREAMED", streamed_tokens)
+    scaled_choice.choose.cache_clear()
 
 
 @pytest.fixture(autouse=True)
 def _own_choices() -> Iterator[None]:
     """The choices of one test are not those of the next."""
     yield
-    few_tokens.choose.cache_clear()
+    scaled_choice.choose.cache_clear()

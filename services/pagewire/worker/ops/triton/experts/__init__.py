@@ -4,8 +4,8 @@
 each expert by its weights: plain ones (`gemm`, and `hopper` for many tokens), weights and inputs in
 eight bits (`scaled_gemm`), or packed weights (`packed_gemm`). `config` has the tiles, which
 `tuning` may measure. `weighted_sum` adds the results to the residual stream. Few tokens are not
-sorted: `vector` and `packed_vector` compute their experts, and `streamed` those of one token with
-FP8 weights.
+sorted: `vector` and `packed_vector` compute their experts, and `streamed.experts` those of one
+token with FP8 weights.
 
 No kernel uses atomics and no grid depends on the router's choice, so a step can be captured in a
 graph. Other tokens do not change the order of a token's sums, except that few tokens have another

@@ -1,8 +1,8 @@
 """A layer with experts: the norm and the router, then everything after them.
 
-For few tokens the kernels of `vector`, `packed_vector` and `streamed` compute the layer: they
-neither sort rows nor store the results of single experts. Otherwise rows are sorted for the grouped
-GEMMs.
+For few tokens the kernels of `vector`, `packed_vector` and `streamed.experts` compute the layer:
+they neither sort rows nor store the results of single experts. Otherwise rows are sorted for the
+grouped GEMMs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pagewire.worker.ops.contract.experts import ClampedSwiglu, ExpertRows, Routes, Routing
 from pagewire.worker.ops.contract.quantized import LinearWeight, QuantizedInput, ScaledWeight
-from pagewire.worker.ops.triton.experts import scaled_hopper, streamed
+from pagewire.worker.ops.triton.experts import scaled_hopper
 from pagewire.worker.ops.triton.experts.config import (
     LARGEST,
     MAX_PACKED_TOKENS,
@@ -35,6 +35,7 @@ from pagewire.worker.ops.triton.experts.vector import (
 from pagewire.worker.ops.triton.experts.weighted_sum import add_experts
 from pagewire.worker.ops.triton.rowwise.norm import rms_norm
 from pagewire.worker.ops.triton.rowwise.quantize import quantize, quantize_rows
+from pagewire.worker.ops.triton.streamed import experts as streamed
 
 
 def norm_route(

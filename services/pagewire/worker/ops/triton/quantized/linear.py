@@ -14,7 +14,6 @@ from pagewire.worker.ops.contract.quantized import GroupedWeight, QuantizedInput
 from pagewire.worker.ops.cublas.gemm import gemm, gemm_add
 from pagewire.worker.ops.device import is_hopper
 from pagewire.worker.ops.triton.quantized import (
-    few_tokens,
     fragment_gemm,
     fragment_vector,
     fused_vector,
@@ -28,6 +27,7 @@ from pagewire.worker.ops.triton.quantized.fragments import arrange, is_supported
 from pagewire.worker.ops.triton.quantized.matrices import widen
 from pagewire.worker.ops.triton.rowwise.quantize import norm_quantize, quantize, silu_mul_quantize
 from pagewire.worker.ops.triton.streamed import scaled as streamed
+from pagewire.worker.ops.triton.streamed.scaled_choice import stream_of
 
 # From this many tokens on, it is faster to widen a weight that is not arranged and to multiply with
 # cuBLAS. Timed on an H200.
@@ -67,7 +67,7 @@ def _multiply(
 ) -> None:
     """Store the product with quantized inputs in `out`; with `add`, add it."""
     tokens = x.values.shape[0]
-    config = few_tokens.stream_of(tokens, weight, x.dtype)
+    config = stream_of(tokens, weight, x.dtype)
     if config is not None and not config.own:
         streamed.multiply(x, weight, out, bias, add=add, config=config)
     elif tokens == 1:
@@ -118,7 +118,7 @@ def norm_quantize_swiglu_add(
         ):
             return quantize_linear_add(inner, down, residual)
     quantized = norm_quantize(residual, norm_weight, eps, gate_up.input_format)
-    config = few_tokens.stream_of(tokens, gate_up, residual.dtype, gated=True)
+    config = stream_of(tokens, gate_up, residual.dtype, gated=True)
     if config is not None:
         inner = residual.new_empty((tokens, down.shape[1]))
         streamed.multiply(quantized, gate_up, inner, gated=True, config=config)
@@ -148,7 +148,7 @@ def _multiply_token(
     done."""
     if not fused_vector.is_supported(x, weight):
         return False
-    config = few_tokens.stream_of(1, weight, x.dtype, gated)
+    config = stream_of(1, weight, x.dtype, gated)
     if config is None:
         fused_vector.multiply(
             x, weight, out, bias, norm=norm, norm_weight=norm_weight, eps=eps, gated=gated, add=add

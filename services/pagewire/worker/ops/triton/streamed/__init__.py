@@ -1,5 +1,5 @@
-"""The GEMM of few tokens on Hopper, for which the copy engine loads weights ahead.
+"""Products of few tokens on Hopper, for which the copy engine loads weights ahead.
 
-Only plain weights in sixteen bits: quantized ones belong to `quantized`, those of experts to
-`experts`.
+`gemm` is for plain weights in sixteen bits, `scaled` for FP8 weights with one scale per channel,
+and `experts` for one token and FP8 experts.
 """
