@@ -32,7 +32,7 @@ async def test_metrics_of_completed_and_refused_requests(
     body = {"prompt": "a b c", "max_tokens": 6}
     await http.post("/v1/completions", json=body)
     await http.post("/v1/completions", json=body | {"stream": True})
-    await http.post("/v1/completions", json={"prompt": ""})
+    await http.post("/v1/completions", json={"prompt": []})
     await http.get("/nowhere")
     text = (await http.get(served.metrics_url)).text
     public = (await http.get("/metrics")).text

@@ -57,7 +57,7 @@ def configs() -> list[tuple[int, int, int, ScaledStream]]:
     found += [
         (6144, 4096, tokens, filled(64, tokens, 4096, tiles))
         for tokens in (16, 32, 64)
-        for tiles in (1, 2, 4)
+        for tiles in (2, 4)
     ]
     found += [
         (rows, k, tokens, config)

@@ -39,14 +39,14 @@ on_hopper = pytest.mark.skipif(
 
 
 def configs(tokens: int, rows: int, k: int) -> list[ScaledStream]:
-    """Tiles of all heights, with inputs held and not; and several programs."""
+    """Tiles of all kinds of heights."""
     tried = [scaled_stream(tokens, rows, k), scaled_stream(tokens, rows, k, gated=True)]
     tried += [
         filled(16, tokens, k, 2),
-        filled(48, tokens, k, 1),
         filled(64, tokens, k, 4),
+        filled(48, tokens, k, 4),
         filled(24, tokens, k, 2),
-        ScaledStream(8, max(8, filled(8, tokens, k).tokens), 3, 1, registers=128),
+        ScaledStream(8, max(8, filled(8, tokens, k).tokens), 3, 2, registers=128),
     ]
     return [config for config in tried if fits(config, k)]
 

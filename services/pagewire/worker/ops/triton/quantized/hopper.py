@@ -20,7 +20,6 @@ order of `scaled`, and the same bits.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -35,10 +34,11 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagewire.worker.ops.contract.quantized import QuantizedInput, ScaledWeight
-from pagewire.worker.ops.device import dependent_launch, is_hopper, multiprocessors
+from pagewire.worker.ops.device import dependent_launch, multiprocessors
 from pagewire.worker.ops.triton.quantized import choices
 from pagewire.worker.ops.triton.quantized.choices import Choice, divide, is_shareable
 from pagewire.worker.ops.triton.quantized.exchange import shared_sums
+from pagewire.worker.ops.triton.streamed.scaled import suits_hopper
 
 BLOCK_K = gl.constexpr(choices.BLOCK_K)
 HALF = gl.constexpr(choices.HALF)
@@ -54,16 +54,7 @@ LOADER_REGISTERS = gl.constexpr((40, 32))
 
 def is_supported(x: QuantizedInput, weight: ScaledWeight) -> bool:
     """Tell whether `multiply` can compute this product."""
-    k = x.values.shape[1]
-    return (
-        is_hopper(x.values.device)
-        and weight.values.dtype == torch.float8_e4m3fn
-        and weight.block == (1, k)
-        and k % BLOCK_K.value == 0
-        and weight.shape[0] % 16 == 0
-        and weight.scales.stride(0) == 1
-        and x.dtype in (torch.bfloat16, torch.float16)
-    )
+    return suits_hopper(weight, x.dtype)
 
 
 def choose(

@@ -24,16 +24,20 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagewire.worker.ops.contract.experts import Routes
-from pagewire.worker.ops.contract.quantized import LARGEST, ScaledWeight
+from pagewire.worker.ops.contract.quantized import ScaledWeight
 from pagewire.worker.ops.device import dependent_launch, is_hopper, multiprocessors
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
+from pagewire.worker.ops.triton.streamed.scaled import (
+    COLUMNS,
+    EIGHT,
+    FP8_LARGEST,
+    HEIGHT,
+    LOADER_REGISTERS,
+    product,
+)
 
-COLUMNS = gl.constexpr(128)  # of a tile: as many products as the tensor cores add up
-HEIGHT = gl.constexpr(64)  # rows of a matrix instruction
-EIGHT = gl.constexpr(8)  # rows of gates, then rows of values, alternate in a tile
 SLOTS = gl.constexpr(8)  # experts of a token; the columns of a matrix instruction
 DOWN_ROWS = gl.constexpr(16)  # of each expert: those of four experts are a tile
-LOADER_REGISTERS = gl.constexpr(40)
 # A program of gate and up projections multiplies ROWS weight rows at a time, copied in PARTs. It
 # has STAGES times TILES tiles in shared memory. PROGRAMS of them run on a multiprocessor.
 ROWS = gl.constexpr(48)
@@ -41,7 +45,6 @@ PART = gl.constexpr(16)
 TILES = gl.constexpr(2)
 STAGES = gl.constexpr(4)
 PROGRAMS = 2
-_LARGEST = gl.constexpr(LARGEST[torch.float8_e4m3fn])
 
 
 def is_supported(
@@ -233,8 +236,8 @@ def _multiply_gate_up(
             mbarrier.wait(full.index(stage), phase)
             tile = stage * TILES
             x_tile = step * TILES
-            a = _product(w_smem, x_smem, tile, x_tile, none)
-            b = _product(w_smem, x_smem, tile + 1, x_tile + 1, none)
+            a = product(w_smem, x_smem, tile, x_tile, none, ROWS, PART)
+            b = product(w_smem, x_smem, tile + 1, x_tile + 1, none, ROWS, PART)
             a, b = warpgroup_mma_wait(0, deps=(a, b))
             mbarrier.arrive(empty.index(stage))
             acc += a
@@ -255,20 +258,9 @@ def _multiply_gate_up(
 
 
 @gluon.jit
-def _product(w_smem, x_smem, tile, x_tile, none):
-    """Start the product of a tile of weights and a tile of inputs, the sums of 128 products."""
-    w = w_smem.index(tile * (ROWS // PART))
-    w = w._reinterpret(w_smem.dtype, [HEIGHT, COLUMNS], x_smem.layout)
-    x = x_smem.index(x_tile).permute((1, 0))
-    return warpgroup_mma(
-        w, x, none, use_acc=False, is_async=True, max_num_imprecise_acc=COLUMNS
-    )  # fmt: skip
-
-
-@gluon.jit
 def _scale_of(magnitude):
     """Return `scale_of`; Gluon's functions cannot call it in the interpreter."""
-    return gl.where(magnitude == 0, 1.0, gl.div_rn(magnitude, magnitude * 0 + _LARGEST))
+    return gl.where(magnitude == 0, 1.0, gl.div_rn(magnitude, magnitude * 0 + FP8_LARGEST))
 
 
 @gluon.jit

@@ -41,15 +41,19 @@ COLUMNS = gl.constexpr(128)  # of a tile: as many products as the tensor cores a
 HEIGHT = gl.constexpr(64)  # rows of a matrix instruction
 EIGHT = gl.constexpr(8)  # rows of gates, then rows of values, alternate in a tile
 LOADER_REGISTERS = gl.constexpr(40)
-_LARGEST = gl.constexpr(LARGEST[torch.float8_e4m3fn])
+FP8_LARGEST = gl.constexpr(LARGEST[torch.float8_e4m3fn])
 
 
 def is_supported(tokens: int, weight: ScaledWeight, dtype: torch.dtype) -> bool:
     """Tell whether this kernel multiplies `weight` by `tokens` tokens, with results in `dtype`."""
+    return 1 <= tokens <= MAX_TOKENS and suits_hopper(weight, dtype)
+
+
+def suits_hopper(weight: ScaledWeight, dtype: torch.dtype) -> bool:
+    """Tell whether Hopper's kernels can multiply an FP8 weight, with results in `dtype`."""
     rows, k = weight.shape
     return (
-        1 <= tokens <= MAX_TOKENS
-        and is_hopper(weight.values.device)
+        is_hopper(weight.values.device)
         and weight.values.dtype == torch.float8_e4m3fn
         and weight.block == (1, k)
         and k % COLUMNS.value == 0
@@ -363,37 +367,20 @@ def _consume(
             mbarrier.wait(full.index(stage), phase)
             tile = stage * TILES
             x_tile = step * TILES if OWN else tile
-            a = _product(w_smem, x_smem, tile, x_tile, none, ROWS, PART)
-            if TILES > 1:
-                b = _product(w_smem, x_smem, tile + 1, x_tile + 1, none, ROWS, PART)
-            if TILES > 2:
-                c = _product(w_smem, x_smem, tile + 2, x_tile + 2, none, ROWS, PART)
-                d = _product(w_smem, x_smem, tile + 3, x_tile + 3, none, ROWS, PART)
-            if TILES > 4:
-                e = _product(w_smem, x_smem, tile + 4, x_tile + 4, none, ROWS, PART)
-                f = _product(w_smem, x_smem, tile + 5, x_tile + 5, none, ROWS, PART)
-                g = _product(w_smem, x_smem, tile + 6, x_tile + 6, none, ROWS, PART)
-                h = _product(w_smem, x_smem, tile + 7, x_tile + 7, none, ROWS, PART)
-            if TILES == 1:
-                a = warpgroup_mma_wait(0, deps=(a,))
-            elif TILES == 2:
-                a, b = warpgroup_mma_wait(0, deps=(a, b))
-            elif TILES == 4:
+            a = product(w_smem, x_smem, tile, x_tile, none, ROWS, PART)
+            b = product(w_smem, x_smem, tile + 1, x_tile + 1, none, ROWS, PART)
+            if TILES == 4:
+                c = product(w_smem, x_smem, tile + 2, x_tile + 2, none, ROWS, PART)
+                d = product(w_smem, x_smem, tile + 3, x_tile + 3, none, ROWS, PART)
                 a, b, c, d = warpgroup_mma_wait(0, deps=(a, b, c, d))
             else:
-                a, b, c, d, e, f, g, h = warpgroup_mma_wait(0, deps=(a, b, c, d, e, f, g, h))
+                a, b = warpgroup_mma_wait(0, deps=(a, b))
             mbarrier.arrive(empty.index(stage))
             acc += a
-            if TILES > 1:
-                acc += b
-            if TILES > 2:
+            acc += b
+            if TILES == 4:
                 acc += c
                 acc += d
-            if TILES > 4:
-                acc += e
-                acc += f
-                acc += g
-                acc += h
             last = stage == STAGES - 1
             stage = gl.where(last, 0, stage + 1)
             phase = gl.where(last, phase ^ 1, phase)
@@ -422,7 +409,7 @@ def _consume(
 
 
 @gluon.jit
-def _product(w_smem, x_smem, tile, x_tile, none, ROWS: gl.constexpr, PART: gl.constexpr):
+def product(w_smem, x_smem, tile, x_tile, none, ROWS: gl.constexpr, PART: gl.constexpr):
     """Start the product of a tile of weights and a tile of inputs, the sums of 128 products."""
     w = w_smem.index(tile * (ROWS // PART))
     w = w._reinterpret(w_smem.dtype, [HEIGHT, COLUMNS], x_smem.layout)
@@ -457,7 +444,7 @@ def _quantize_token(
     else:
         magnitude = gl.max(gl.abs(x), 0)
         # Not by `scale_of`: the interpreter cannot load Gluon functions that call Triton's.
-        scale = gl.where(magnitude == 0, 1.0, gl.div_rn(magnitude, magnitude * 0 + _LARGEST))
+        scale = gl.where(magnitude == 0, 1.0, gl.div_rn(magnitude, magnitude * 0 + FP8_LARGEST))
     # The exact quotient of `quantize.divided`.
     factor = gl.where(scale < 2.0**-60, 2.0**64, 1.0)
     divisor = scale * factor
@@ -467,7 +454,7 @@ def _quantize_token(
     x *= factor
     quotient = x * inverse
     x = gl.fma(gl.fma(-quotient, divisors, x), inverses, quotient)
-    x = gl.minimum(gl.maximum(x, -_LARGEST), _LARGEST).to(x_smem.dtype)
+    x = gl.minimum(gl.maximum(x, -FP8_LARGEST), FP8_LARGEST).to(x_smem.dtype)
     WIDTH: gl.constexpr = x_smem.shape[1] * COLUMNS
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     first_rows = x_smem._reinterpret(x_smem.dtype, [HELD, WIDTH], flat).slice(0, COLUMNS, 1)

@@ -19,7 +19,7 @@ class ScaledStream:
     """A program of `streamed.scaled` multiplies `rows` weight rows at a time by `tokens` tokens.
 
     `rows` is a multiple of 8, of 16 for gated products, and 64 at most. `stages` times `tiles`
-    tiles of 128 columns are in shared memory, and are filled `tiles` at a time: 1, 2, 4 or 8.
+    tiles of 128 columns are in shared memory, and are filled `tiles` at a time: 2 or 4.
     `own` is for one token: programs quantize it. A thread has `registers` at most, so that programs
     of several kernels run at once.
     """
@@ -56,7 +56,7 @@ def fits(config: ScaledStream, k: int, gated: bool = False) -> bool:
         config.rows % (16 if gated else 8) == 0
         and 8 <= config.rows <= _HEIGHT
         and config.tokens in (8, 16, 32, 64)
-        and config.tiles in (1, 2, 4, 8)
+        and config.tiles in (2, 4)
         and config.stages >= 2
         and shared_bytes(config, k) <= SHARED_BYTES
     )
