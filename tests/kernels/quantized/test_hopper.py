@@ -219,15 +219,25 @@ class TestChoice:
 
     def test_entries_hold_up_to_their_tokens(self, monkeypatch):
         found = {192: Choice(THREE, 4), 256: Choice(TALL)}
-        monkeypatch.setattr(choices, "TILES", {(640, 256, False): found})
+        monkeypatch.setattr(choices, "TILES", {(640, 1024, False): found})
         choose.cache_clear()
-        assert choose_on_h200(64, 640, 256) == PLAIN
-        assert choose_on_h200(145, 640, 256) == Choice(THREE, 4)
-        assert choose_on_h200(192, 640, 256) == Choice(THREE, 4)
-        assert choose_on_h200(193, 640, 256) == Choice(TALL)
-        assert choose_on_h200(145, 640, 256, shared=False).parts == 1
-        assert choose_on_h200(145, 640, 256, gated=True) != Choice(THREE, 4)
+        assert choose_on_h200(64, 640, 1024) == PLAIN
+        assert choose_on_h200(145, 640, 1024) == Choice(THREE, 4)
+        assert choose_on_h200(192, 640, 1024) == Choice(THREE, 4)
+        assert choose_on_h200(193, 640, 1024) == Choice(TALL)
+        assert choose_on_h200(145, 640, 1024, shared=False).parts == 1
+        assert choose_on_h200(145, 640, 1024, gated=True) != Choice(THREE, 4)
         choose.cache_clear()
+
+    @pytest.mark.parametrize("processors", [16, 78, 114, 132])
+    def test_choices_fit_every_gpu(self, processors):
+        """Sharers wait for each other, so all of them run at once."""
+        for rows, k, gated in choices.TILES:
+            for tokens in range(choices.MIN_TOKENS, 1100, 7):
+                chosen = choose(tokens, rows, k, processors, gated)
+                if chosen.shape is not None:
+                    given = chosen.shape, chosen.parts, tokens, rows, k, processors
+                    assert is_shareable(*given)
 
     def test_entries_are_possible(self):
         for (rows, k, gated), buckets in choices.TILES.items():

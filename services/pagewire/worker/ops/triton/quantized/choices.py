@@ -64,10 +64,10 @@ class Choice:
 
 PLAIN = Choice(None)
 
-# The fastest choices on an H200 where `estimate` misses them by more than 1 %, by weight rows, K,
-# and whether the product computes SiLU times values. The keys inside are numbers of tokens: a
-# choice holds from the number before it, or from MIN_TOKENS, up to its own number. The matrices are
-# those of Llama-3.1-8B, and those of attention in Qwen3-30B-A3B.
+# The fastest choices on an H200, by weight rows, K, and whether the product computes SiLU times
+# values. The keys inside are numbers of tokens: a choice holds for more tokens than the key before
+# it, or for MIN_TOKENS and more, up to its own key. The matrices are those of Llama-3.1-8B, and
+# those of attention in Qwen3-30B-A3B.
 TILES: dict[tuple[int, int, bool], dict[int, Choice]] = {
     (6144, 4096, False): {
         128: PLAIN,
@@ -136,10 +136,11 @@ def choose(
 ) -> Choice:
     """Choose the kernel of a product with a weight `[rows, k]`.
 
-    Without `shared`, no tile is shared, so that the bits do not depend on the number of tokens.
+    Without `shared`, no tile is shared, so that the bits do not depend on the number of tokens. A
+    measured choice may have too many sharers for a GPU of fewer processors.
     """
     found = _measured(tokens, rows, k, gated)
-    if found is not None and (shared or found.parts == 1):
+    if found is not None and _is_possible(found, tokens, rows, k, processors, shared):
         return found
     return min(
         _candidates(tokens, rows, k, processors, gated, shared),
@@ -152,6 +153,14 @@ def _measured(tokens: int, rows: int, k: int, gated: bool) -> Choice | None:
         return None
     buckets = TILES.get((rows, k, gated), {})
     return next((choice for limit, choice in buckets.items() if tokens <= limit), None)
+
+
+def _is_possible(
+    choice: Choice, tokens: int, rows: int, k: int, processors: int, shared: bool
+) -> bool:
+    if choice.shape is None or choice.parts == 1:
+        return True
+    return shared and is_shareable(choice.shape, choice.parts, tokens, rows, k, processors)
 
 
 def _candidates(
