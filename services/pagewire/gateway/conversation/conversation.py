@@ -17,7 +17,7 @@ from pagewire.output_formats import REASONING_FORMATS, TOOL_FORMATS
 from pagewire.v1 import inference_pb2 as pb
 
 # Variables of templates that turn reasoning on and off.
-_THINKING = ("enable_thinking", "thinking")
+THINKING = ("enable_thinking", "thinking")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class ReasoningOptions:
         """The variables of the chat template that stand for `effort`."""
         if self.effort is None:
             return {}
-        off = dict.fromkeys(_THINKING, False) if self.effort == "none" else {}
+        off = dict.fromkeys(THINKING, False) if self.effort == "none" else {}
         return {"reasoning_effort": self.effort, **off}
 
 
@@ -147,17 +147,17 @@ class Conversation:
 
     def _reasoning_start(self, model: ServedModel) -> int:
         """How reasoning begins. A request's template without the tag cannot open the reasoning."""
-        start = model.reasoning_start(self._thinking())
+        start = model.reasoning_start(self.thinking())
         spec = REASONING_FORMATS.get(model.reasoning_parser)
         if self.template is None or spec is None or start != pb.REASONING_START_IN_PROMPT:
             return start
         opens = any(tag in self.template for tag in spec.begins)
         return start if opens else pb.REASONING_START_BY_MODEL
 
-    def _thinking(self) -> bool | None:
+    def thinking(self) -> bool | None:
         """Whether the request turns reasoning on or off; None if it does neither."""
         given = self._variables()
-        return next((given[name] for name in _THINKING if isinstance(given.get(name), bool)), None)
+        return next((given[name] for name in THINKING if isinstance(given.get(name), bool)), None)
 
     def _variables(self) -> dict[str, Any]:
         return {**self.reasoning.variables, **self.variables}

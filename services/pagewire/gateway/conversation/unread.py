@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from operator import attrgetter
 
-from pagewire.gateway.conversation.conversation import Conversation
+from pagewire.gateway.conversation.conversation import THINKING, Conversation
 from pagewire.gateway.conversation.turns import Turn
 from pagewire.gateway.models import ServedModel
 from pagewire.v1 import inference_pb2 as pb
@@ -44,6 +44,11 @@ def unread_inputs(
     effort = conversation.reasoning.variables
     if effort and not any(name in reads for name in effort):
         unread.append("reasoning_effort")
+    # A model with a reasoning parser may reason although its template has no variable for it.
+    can_reason = bool(model.reasoning_parser) or any(name in reads for name in THINKING)
+    # Only some APIs have a field for this. Others give the variable, which is named below.
+    if "enable_thinking" in conversation.names and conversation.thinking() and not can_reason:
+        unread.append("enable_thinking")
     names = [conversation.names.get(name, name) for name in unread]
     kwargs = [f"chat_template_kwargs.{name}" for name in variables if name not in reads]
     return (*names, *kwargs)

@@ -89,10 +89,14 @@ MESSAGE_NAMES = (
 
 
 def ignored(
-    route: Route | TextRoute, body: dict[str, Any], inputs: tuple[str, ...], strict: bool = False
+    route: Route | TextRoute,
+    body: dict[str, Any],
+    inputs: tuple[str, ...],
+    strict: bool = False,
+    reasoning_parser: str = "",
 ) -> tuple[str, ...]:
     parser = JobParser(BodyLimits(), strict)
-    models = {"m": ServedModel(4096, "hermes", template_inputs=inputs)}
+    models = {"m": ServedModel(4096, "hermes", reasoning_parser, template_inputs=inputs)}
     data = json.dumps(body).encode()
     if route in ("tokenize", "count_tokens"):
         return parser.text_call(route, data, models).ignored  # type: ignore[arg-type]
@@ -157,6 +161,24 @@ def test_effort_has_an_effect_where_it_turns_thinking_off() -> None:
     for effort, names in (("none", ()), ("low", ("reasoning_effort",))):
         body = {"messages": [USER], "reasoning_effort": effort}
         assert ignored("chat", body, inputs) == names
+
+
+@pytest.mark.parametrize("route", ["messages", "count_tokens"])
+@pytest.mark.parametrize(
+    ("kind", "inputs", "names"),
+    [
+        ("enabled", PLAIN, ("thinking",)),
+        ("adaptive", PLAIN, ("thinking",)),
+        ("disabled", PLAIN, ()),
+        ("enabled", (*PLAIN, "thinking"), ()),
+    ],
+)
+def test_thinking_that_the_model_cannot_turn_on_is_named(
+    route: Route | TextRoute, kind: str, inputs: tuple[str, ...], names: tuple[str, ...]
+) -> None:
+    body = {"max_tokens": 5, "messages": [USER], "thinking": {"type": kind}}
+    assert ignored(route, body, inputs) == names
+    assert ignored(route, body, inputs, reasoning_parser="think") == ()
 
 
 def test_a_template_in_the_request_is_the_clients() -> None:

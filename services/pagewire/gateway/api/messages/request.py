@@ -21,7 +21,11 @@ from pagewire.gateway.api.messages.unsupported import (
 )
 from pagewire.gateway.api.structured import json_output
 from pagewire.gateway.api.tokenization import TextCall
-from pagewire.gateway.conversation.conversation import Conversation, ReasoningOptions
+from pagewire.gateway.conversation.conversation import (
+    THINKING,
+    Conversation,
+    ReasoningOptions,
+)
 from pagewire.gateway.conversation.unread import unread_inputs
 from pagewire.gateway.models import ServedModel
 from pagewire.v1 import inference_pb2 as pb
@@ -29,9 +33,7 @@ from pagewire.v1 import inference_pb2 as pb
 PATH = ROOT
 COUNT_PATH = f"{ROOT}/count_tokens"
 
-_THINKING = ("enabled", "adaptive", "disabled")
-# Variables of chat templates that turn reasoning on and off.
-_VARIABLES = ("enable_thinking", "thinking")
+_THINKING_TYPES = ("enabled", "adaptive", "disabled")
 # Names of inputs of the chat template.
 _NAMES = {
     "messages[role=system]": "system",
@@ -39,6 +41,7 @@ _NAMES = {
     "messages[].tool_calls": "messages[].content[type=tool_use]",
     "messages[].reasoning_content": "messages[].content[type=thinking]",
     "reasoning_effort": "output_config.effort",
+    "enable_thinking": "thinking",
 }
 
 
@@ -127,7 +130,7 @@ class MessagesRequest(GenerationFields):
             )
         thinks = self._thinks()
         effort = None if self.output_config is None else self.output_config.effort
-        variables: dict[str, Any] = dict.fromkeys(_VARIABLES, thinks)
+        variables: dict[str, Any] = dict.fromkeys(THINKING, thinks)
         return Conversation(
             turns,
             tool_options(self.tools or [], self.tool_choice),
@@ -182,8 +185,8 @@ class MessagesRequest(GenerationFields):
         """Whether thinking is asked for; it is off by default, as in Anthropic's API."""
         if self.thinking is None:
             return False
-        if self.thinking.type not in _THINKING:
-            known = ", ".join(_THINKING)
+        if self.thinking.type not in _THINKING_TYPES:
+            known = ", ".join(_THINKING_TYPES)
             raise invalid(
                 "thinking.type",
                 f"thinking.type is {quoted(self.thinking.type)}; it must be one of {known}",
