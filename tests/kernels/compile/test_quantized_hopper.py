@@ -155,6 +155,8 @@ def compile_cases() -> dict[str, list[dict]]:
             "arrivals": launch.arrivals,
             "tensor copies": launch.count("cp.async.bulk.tensor"),
             "waits": launch.count("griddepcontrol.wait"),
+            "rounded values": launch.count("cvt.rn.bf16.f32"),
+            "scaling divisions": launch.count("div.full.f32"),
             "wide loads": sum(
                 "ld.global" in line and ".v4" in line for line in launch.ptx.splitlines()
             ),
@@ -194,6 +196,13 @@ def test_consumers_add_sums_of_128_products(case, launches):
     assert launch["threads"] == (consumers + 1) * 128
     # Four instructions of 32 products. A loop for 128 tokens, and one for the last 64.
     assert launch["wgmma"] == consumers * 4 * (3 if halves == 2 else 1)
+
+
+@pytest.mark.parametrize("case", SCALED)
+def test_results_are_rounded_in_pairs_and_activations_do_not_scale(case, launches):
+    """Otherwise, gated tiles end with twice as many slow instructions."""
+    [launch] = launches[case]
+    assert launch["rounded values"] == launch["scaling divisions"] == 0
 
 
 @pytest.mark.parametrize("case", GROUPED)

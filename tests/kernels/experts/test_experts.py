@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder
 
-from pagewire.worker.ops.contract.experts import ClampedSwiglu, Routing
+from pagewire.worker.ops.contract.experts import ClampedSwiglu, Routes, Routing
 from pagewire.worker.ops.reference import experts as reference
 from pagewire.worker.ops.triton import experts
 from pagewire.worker.ops.triton.experts import hopper
@@ -16,7 +16,7 @@ from pagewire.worker.ops.triton.experts.config import (
     GemmConfig,
     gemm_config,
 )
-from pagewire.worker.ops.triton.experts.rows import max_tiles
+from pagewire.worker.ops.triton.experts.rows import copy_rows, max_tiles
 from support.kernels.comparison import (
     CUDA,
     DTYPES,
@@ -141,9 +141,8 @@ def test_sort_by_expert(tokens, num_experts, top_k, tile, device):
 
 def check_sorted(chosen: Tensor, num_experts: int, tile: int) -> None:
     """Compare the order with the reference, and the tiles with the rows that they must cover."""
-    config = GemmConfig(tile=tile, rows=32, block_k=32, warps=2, stages=2)
     with poisoned_outputs():
-        out = experts.sort_by_expert(chosen, num_experts, config=config)
+        out = experts.sort_by_expert(chosen, num_experts, tile=tile)
     expected = reference.sort_by_expert(chosen, num_experts)
     for name in ("pairs", "rows", "starts"):
         found = getattr(out, name)
@@ -172,6 +171,15 @@ def test_more_pairs_than_a_program_reads_at_a_time(device, monkeypatch):
     check_sorted(a.experts, 6, 16)
 
 
+@pytest.mark.parametrize(("tokens", "num_experts", "top_k"), [(1, 3, 2), (150, 6, 3), (2500, 5, 1)])
+@pytest.mark.parametrize("most_chunks", [2, 64])
+def test_pairs_are_counted_in_chunks(most_chunks, tokens, num_experts, top_k, device, monkeypatch):
+    for name, value in {"ALONE": 128, "MAX_CHUNKS": most_chunks}.items():
+        monkeypatch.setattr(f"pagewire.worker.ops.triton.experts.rows.{name}", value)
+    a = Inputs(device, torch.float32, tokens=tokens, num_experts=num_experts, top_k=top_k)
+    check_sorted(a.experts, num_experts, 16)
+
+
 @pytest.mark.parametrize("tile", [1, 16])
 def test_no_routes_need_more_tiles_than_there_are(tile):
     generator = torch.Generator().manual_seed(0)
@@ -193,7 +201,7 @@ def test_no_routes_need_more_tiles_than_there_are(tile):
 def test_the_experts(tokens, num_experts, top_k, hidden, intermediate, dtype, device):
     sizes = {"tokens": tokens, "num_experts": num_experts, "top_k": top_k}
     a = Inputs(device, dtype, hidden=hidden, intermediate=intermediate, **sizes)
-    rows = experts.sort_by_expert(a.experts, num_experts, config=SMALL)
+    rows = experts.sort_by_expert(a.experts, num_experts, tile=SMALL.tile)
     by_expert = reference.sort_by_expert(a.experts, num_experts)
     with poisoned_outputs():
         gated = experts.experts_gate_up_silu_mul(a.x, a.gate_up, rows, config=SMALL)
@@ -208,7 +216,7 @@ def test_the_experts(tokens, num_experts, top_k, hidden, intermediate, dtype, de
 def test_the_experts_with_biases(clamp, dtype, device):
     a = Inputs(device, dtype, tokens=19, num_experts=5, top_k=3)
     inner, outer = (torch.randn(5, size, device=device).to(dtype) for size in (80, 48))
-    rows = experts.sort_by_expert(a.experts, 5, config=SMALL)
+    rows = experts.sort_by_expert(a.experts, 5, tile=SMALL.tile)
     by_expert = reference.sort_by_expert(a.experts, 5)
     with poisoned_outputs():
         gated = experts.experts_gate_up_silu_mul(a.x, a.gate_up, rows, inner, clamp, config=SMALL)
@@ -232,7 +240,7 @@ def test_the_clamped_reference_follows_the_formula(device):
 @pytest.mark.parametrize("config", [LARGEST, *(config for _, config in GEMM_TABLE)], ids=str)
 def test_every_configuration_computes_the_same(config, device):
     a = Inputs(device, DTYPES[0], tokens=33, num_experts=2, top_k=1, hidden=144, intermediate=72)
-    rows = experts.sort_by_expert(a.experts, 2, config=config)
+    rows = experts.sort_by_expert(a.experts, 2, tile=config.tile)
     gated = experts.experts_gate_up_silu_mul(a.x, a.gate_up, rows, config=config)
     by_expert = reference.sort_by_expert(a.experts, 2)
     expected = reference.experts_gate_up_silu_mul(a.x, a.gate_up, by_expert)
@@ -251,7 +259,7 @@ def test_larger_batches_have_larger_tiles():
 
 def test_rows_cut_to_other_tiles_are_refused(device):
     a = Inputs(device, torch.float32)
-    rows = experts.sort_by_expert(a.experts, 4, config=LARGEST)
+    rows = experts.sort_by_expert(a.experts, 4, tile=LARGEST.tile)
     with pytest.raises(ValueError, match=r"config.tile is 16, but the rows were cut to 128"):
         experts.experts_gate_up_silu_mul(a.x, a.gate_up, rows, config=SMALL)
 
@@ -338,19 +346,59 @@ def test_a_routing_that_cannot_be_is_refused(wrong, message):
         Routing(**{"top_k": 1, "scoring": "sigmoid"} | wrong)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_copies_of_tokens_are_in_the_rows_of_their_experts(dtype, device):
+    a = Inputs(device, dtype, tokens=19, num_experts=5, top_k=3)
+    rows = experts.sort_by_expert(a.experts, 5)
+    with poisoned_outputs():
+        by_row = copy_rows(a.x, rows)
+    assert torch.equal(by_row, a.x[rows.pairs.long() // 3])
+
+
 @pytest.mark.skipif(not FULL_SIZE, reason="Gluon has no interpreter: a GPU is needed")
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize(("hidden", "intermediate"), [(2048, 768), (2880, 2880), (320, 192)])
-def test_hoppers_down_projections_have_the_bits_of_the_plain_ones(
-    hidden, intermediate, biased, device
-):
-    sizes = {"tokens": 1500, "num_experts": 7, "top_k": 2}
-    a = Inputs(device, torch.bfloat16, hidden=hidden, intermediate=intermediate, **sizes)
-    rows = experts.sort_by_expert(a.experts, 7, config=LARGEST)
-    x = torch.randn(3000, intermediate, device=device).bfloat16()
-    bias = torch.randn(7, hidden, device=device).bfloat16() if biased else None
-    expected = experts.experts_down(x, a.down, rows, bias, config=LARGEST)
-    assert hopper.is_supported(x, a.down, rows)
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize(
+    ("tokens", "k", "features"),
+    [(1, 2048, 768), (150, 320, 208), (1500, 768, 2048), (1500, 2048, 768)],
+)
+def test_hoppers_kernel_has_the_bits_of_the_plain_one(tokens, k, features, gated, device):
+    """Experts without rows, with few, and with tiles that are not full; one expert has half.
+
+    The last sizes have more tiles than there are programs.
+    """
+    sizes = {"tokens": tokens, "num_experts": 9, "top_k": 2}
+    if gated:
+        a = Inputs(device, torch.bfloat16, hidden=k, intermediate=features, **sizes)
+    else:
+        a = Inputs(device, torch.bfloat16, hidden=features, intermediate=k, **sizes)
+    chosen = torch.randn(tokens, 8, device=device).argsort(1)[:, :2].int()
+    chosen[: tokens // 2, 0] = 8
+    plain = experts.sort_by_expert(chosen, 9, tile=LARGEST.tile)
+    rows = experts.sort_by_expert(chosen, 9, tile=hopper.TILE)
+    if gated:
+        x, weight = copy_rows(a.x, rows), a.gate_up
+        expected = experts.experts_gate_up_silu_mul(a.x, weight, plain, config=LARGEST)
+    else:
+        x, weight = torch.randn(2 * tokens, k, device=device).bfloat16(), a.down
+        expected = experts.experts_down(x, weight, plain, config=LARGEST)
     out = torch.full_like(expected, torch.nan)
-    hopper.multiply(x, a.down, out, rows, bias)
+    hopper.multiply(x, weight, out, rows, gated=gated)
     assert torch.equal(out, expected)
+
+
+@pytest.mark.skipif(not FULL_SIZE, reason="Gluon has no interpreter: a GPU is needed")
+@pytest.mark.parametrize("tokens", [400, 1500])
+def test_a_layer_on_hopper_has_the_bits_of_the_plain_kernels(tokens, device, monkeypatch):
+    """Kernels follow one another; each may start before the previous one has ended."""
+    sizes = {"tokens": tokens, "num_experts": 16, "top_k": 4, "hidden": 1024, "intermediate": 384}
+    a = Inputs(device, torch.bfloat16, **sizes)
+    routes = Routes(a.experts.contiguous(), a.weights)
+
+    def layer() -> Tensor:
+        return experts.experts_add(a.x, routes, 16, a.gate_up, a.down, a.residual.clone())
+
+    assert hopper.is_supported(a.x.dtype, a.gate_up, a.experts.numel())
+    out = [layer() for _ in range(5)]
+    monkeypatch.setattr(hopper, "is_supported", lambda *_: False)
+    expected = layer()
+    assert all(torch.equal(each, expected) for each in out)

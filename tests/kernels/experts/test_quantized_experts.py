@@ -19,7 +19,6 @@ from pagewire.worker.ops.reference import experts as reference
 from pagewire.worker.ops.reference import quantized as reference_quantized
 from pagewire.worker.ops.triton import experts
 from pagewire.worker.ops.triton.experts import scaled_hopper
-from pagewire.worker.ops.triton.experts.config import LARGEST, GemmConfig
 from pagewire.worker.ops.triton.rowwise.quantize import quantize_rows
 from support.kernels.comparison import (
     DTYPES,
@@ -85,7 +84,7 @@ def test_quantized_experts(name, dtype, tile, device):
     if name == "fp8 in blocks":
         sizes = (256, 128)
     layer = draw(dtype, device, *sizes)
-    rows = experts.sort_by_expert(layer.chosen, 5, config=GemmConfig(tile, 64, 128, 4, 2))
+    rows = experts.sort_by_expert(layer.chosen, 5, tile=tile)
     by_expert = reference.sort_by_expert(layer.chosen, 5)
     for clamp, biases in ((None, (None, None)), (CLAMP, (layer.gate_up_bias, layer.down_bias))):
         gate_up = quantize_weight(layer.gate_up.flatten(0, 1), SCHEMES[name], dtype)
@@ -148,7 +147,7 @@ def test_hoppers_kernel_has_the_bits_of_the_plain_one(tokens, k, features, name,
     count, top_k = 9, 2
     chosen = torch.randn(tokens, count - 1, device=device).argsort(1)[:, :top_k].int()
     chosen[: tokens // 2, 0] = 8
-    rows = experts.sort_by_expert(chosen, count, config=LARGEST)
+    rows = experts.sort_by_expert(chosen, count, tile=scaled_hopper.TILE.value)
     plain = torch.randn(count * features * (2 if gated else 1), k, device=device) * k**-0.5
     scheme = SCHEMES["fp8 in blocks" if name == "fp8 in blocks" else "fp8"]
     weight = quantize_weight(plain, scheme, torch.bfloat16)

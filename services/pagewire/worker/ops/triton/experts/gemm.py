@@ -14,7 +14,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from pagewire.worker.ops.contract.experts import ClampedSwiglu, ExpertRows
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv
-from pagewire.worker.ops.triton.experts import hopper
 from pagewire.worker.ops.triton.experts.config import GemmConfig, gemm_config
 from pagewire.worker.ops.triton.experts.tile import clamp_numbers, finish_tile, place_of
 
@@ -108,9 +107,6 @@ def multiply_plain(
 ) -> Tensor:
     """Write the GEMM of `rows` to `out`. The input is by token if `gated`, else by row."""
     pairs, features = out.shape
-    if config is None and not gated and hopper.is_supported(x, weight, rows):
-        hopper.multiply(x, weight, out, rows, bias)
-        return out
     config = config or gemm_config(pairs, weight.shape[0], weight.element_size())
     if config.tile != rows.tile:
         raise ValueError(f"config.tile is {config.tile}, but the rows were cut to {rows.tile}")

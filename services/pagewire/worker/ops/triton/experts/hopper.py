@@ -1,8 +1,12 @@
-"""The grouped GEMM of down projections for many tokens on Hopper, written in Gluon.
+"""The grouped GEMM of both projections of plain weights on Hopper, written in Gluon.
 
-A program has a loader, which is one warp, and two consumers, which are warp groups of four warps.
-The loader copies tiles of inputs and weights to shared memory by TMA. A consumer multiplies 64 rows
-of an expert by 256 rows of its weight; a consumer without rows multiplies nothing.
+A program has a loader, which is one warp, and consumers, which are warp groups of four warps. The
+loader copies tiles of inputs and weights to shared memory by TMA, which cannot gather, so inputs
+are by row for both projections. A consumer multiplies 64 rows of an expert by 256 rows of its
+weight; a consumer without rows multiplies nothing.
+
+Three consumers share the weights. The L2 cache delivers tiles at about 7 TB/s, and two consumers
+would load a third more bytes for each product.
 
 Programs are persistent, one on each multiprocessor. The loader works ahead into the next tile while
 the consumers store. One accumulator walks the columns in order, as in `gemm`: the bits are equal.
@@ -29,60 +33,66 @@ from pagewire.worker.ops.device import dependent_launch, is_hopper, multiprocess
 from pagewire.worker.ops.integers import cdiv
 from pagewire.worker.ops.triton.quantized.hopper import next_stage
 
-TILE = gl.constexpr(128)  # rows of an expert in a tile
-HALF = gl.constexpr(64)  # rows of a consumer
-SIDE = gl.constexpr(128)  # weight rows of an accumulator, of which a consumer has two
-BLOCK_K = gl.constexpr(64)
-STAGES = gl.constexpr(4)
+HEIGHT = gl.constexpr(64)  # rows of a consumer
+SIDE = gl.constexpr(128)  # half of the weight rows. With GATED one half is gates, one their values.
+BLOCK_K = gl.constexpr(32)
+STAGES = gl.constexpr(7)
+CONSUMERS = gl.constexpr(3)
+TILE = HEIGHT.value * CONSUMERS.value  # rows of an expert in a tile
 # Tiles of rows whose programs follow one another, so that they read the same inputs from the L2
 # cache.
 GROUP = gl.constexpr(4)
-CONSUMER_REGISTERS = gl.constexpr(232)
-LOADER_REGISTERS = gl.constexpr(40)
-# With fewer rows of an expert the plain kernel is as fast: it reads weights just as well.
-MIN_MEAN_ROWS = 192
+CONSUMER_REGISTERS = gl.constexpr(160)
+LOADER_REGISTERS = gl.constexpr(32)
+# With a mean of fewer rows of an expert the plain kernel is as fast: it reads weights just as well.
+# Some more rows than one tile need two tiles, which are mostly empty.
+MIN_MEAN_ROWS = 96
+WASTEFUL_ROWS = range(200, 288)
 
 
-def is_supported(x: Tensor, weight: Tensor, rows: ExpertRows) -> bool:
-    """Tell whether `multiply` can compute this product and is faster than the plain kernel."""
+def is_supported(dtype: torch.dtype, weight: Tensor, pairs: int) -> bool:
+    """Tell whether `multiply` can compute a product and is faster than the plain kernel.
+
+    Args:
+        dtype: of the inputs.
+        weight: of all experts, `[experts, rows, K]`.
+        pairs: rows of all experts.
+    """
+    experts, rows, k = weight.shape
+    mean = pairs // experts
     return (
-        is_hopper(x.device)
-        and rows.tile == TILE.value
-        and len(rows.pairs) >= MIN_MEAN_ROWS * len(weight)
-        and x.dtype in (torch.bfloat16, torch.float16)
-        and x.shape[1] % BLOCK_K.value == 0
-        and x.stride(0) % 8 == 0
-        and x.data_ptr() % 16 == 0
-        and weight.shape[1] % 16 == 0
+        mean >= MIN_MEAN_ROWS
+        and mean not in WASTEFUL_ROWS
+        and is_hopper(weight.device)
+        and dtype == weight.dtype
+        and dtype in (torch.bfloat16, torch.float16)
+        and k % BLOCK_K.value == 0
+        and rows % 32 == 0
     )
 
 
-def multiply(
-    x: Tensor,
-    weight: Tensor,
-    out: Tensor,
-    rows: ExpertRows,
-    bias: Tensor | None,
-) -> None:
-    """Write the GEMM of `rows` to `out`; all tensors are contiguous."""
+def multiply(x: Tensor, weight: Tensor, out: Tensor, rows: ExpertRows, *, gated: bool) -> None:
+    """Write the GEMM of `rows` to `out`, with `gated` `silu(gate) * up`.
+
+    Inputs `[pairs, K]` are by row. All tensors are contiguous. Rows are cut to tiles of TILE.
+    """
     pairs, features = out.shape
     k, device = x.shape[1], x.device
     tiles = rows.tiles.shape[1]
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    blocks = cdiv(features, 2 * SIDE.value)
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=16, rank=2)
+    blocks = cdiv(features, SIDE.value if gated else 2 * SIDE.value)
     pdl = dependent_launch(device)
     launch = {"launch_pdl": True} if pdl else {}
     experts_hopper_kernel[(min(multiprocessors(device), tiles * blocks),)](
-        TensorDescriptor.from_tensor(x, [TILE.value, BLOCK_K.value], layout),
+        TensorDescriptor.from_tensor(x, [HEIGHT.value, BLOCK_K.value], layout),
         TensorDescriptor.from_tensor(weight.flatten(0, 1), [SIDE.value, BLOCK_K.value], layout),
-        weight if bias is None else bias,
         out,
         rows.tiles,
         pairs,
         tiles,
         features,
         k,
-        BIAS=bias is not None,
+        GATED=gated,
         PDL=pdl,
         num_warps=4,
         **launch,
@@ -92,15 +102,14 @@ def multiply(
 @gluon.jit(do_not_specialize=["pairs", "tiles"])
 def experts_hopper_kernel(
     x_tiles,  # descriptor of [pairs, K]
-    weight_tiles,  # descriptor of [experts * features, K]
-    bias_ptr,  # [experts, features]
+    weight_tiles,  # descriptor of [experts * features, K], with GATED 2 * features
     out_ptr,  # [pairs, features]
     tiles_ptr,  # [2, tiles]
     pairs,
     tiles,
     features,
     K,
-    BIAS: gl.constexpr,
+    GATED: gl.constexpr,
     PDL: gl.constexpr,
 ):
     """Multiply tiles of rows by 256 weight rows.
@@ -112,13 +121,13 @@ def experts_hopper_kernel(
     dtype: gl.constexpr = x_tiles.dtype
     tiled: gl.constexpr = x_tiles.layout
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
-    x_smem = gl.allocate_shared_memory(dtype, [STAGES, TILE, BLOCK_K], tiled)
+    x_smem = gl.allocate_shared_memory(dtype, [STAGES * CONSUMERS, HEIGHT, BLOCK_K], tiled)
     w_smem = gl.allocate_shared_memory(dtype, [STAGES * 2, SIDE, BLOCK_K], tiled)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
-        mbarrier.init(empty.index(stage), count=2)
+        mbarrier.init(empty.index(stage), count=CONSUMERS)
     fence_async_shared()
     if PDL:
         gdc_wait()
@@ -126,20 +135,21 @@ def experts_hopper_kernel(
     gl.warp_specialize(
         [
             (_consume, (
-                0, bias_ptr, out_ptr, tiles_ptr, pairs, tiles, features, K, x_smem, w_smem, full,
-                empty, BIAS,
+                0, out_ptr, tiles_ptr, pairs, tiles, features, K, x_smem, w_smem, full, empty, GATED,
             )),
             (_consume, (
-                1, bias_ptr, out_ptr, tiles_ptr, pairs, tiles, features, K, x_smem, w_smem, full,
-                empty, BIAS,
+                1, out_ptr, tiles_ptr, pairs, tiles, features, K, x_smem, w_smem, full, empty, GATED,
+            )),
+            (_consume, (
+                2, out_ptr, tiles_ptr, pairs, tiles, features, K, x_smem, w_smem, full, empty, GATED,
             )),
             (_load, (
                 x_tiles, weight_tiles, tiles_ptr, pairs, tiles, features, K, x_smem, w_smem, full,
-                empty,
+                empty, GATED,
             )),
         ],
-        [4, 1],
-        [CONSUMER_REGISTERS, LOADER_REGISTERS],
+        [4, 4, 1],
+        [CONSUMER_REGISTERS, CONSUMER_REGISTERS, LOADER_REGISTERS],
     )  # fmt: skip
 
 
@@ -167,9 +177,23 @@ def _rows(tiles_ptr, tile, pairs, tiles):
 
 
 @gluon.jit
-def _load(x_tiles, weight_tiles, tiles_ptr, pairs, tiles, features, K, x_smem, w_smem, full, empty):
+def _load(
+    x_tiles,
+    weight_tiles,
+    tiles_ptr,
+    pairs,
+    tiles,
+    features,
+    K,
+    x_smem,
+    w_smem,
+    full,
+    empty,
+    GATED: gl.constexpr,
+):
     """Load the tiles of inputs and weights."""
-    blocks = gl.cdiv(features, 2 * SIDE)
+    OUTPUTS: gl.constexpr = SIDE if GATED else 2 * SIDE
+    blocks = gl.cdiv(features, OUTPUTS)
     stage = 0
     phase = 1
     tile, block = _place(gl.program_id(0), tiles, blocks)
@@ -178,20 +202,24 @@ def _load(x_tiles, weight_tiles, tiles_ptr, pairs, tiles, features, K, x_smem, w
         tile, next_block = _place(item + gl.num_programs(0), tiles, blocks)
         next_expert, next_first, _ = _rows(tiles_ptr, tile, pairs, tiles)
         if expert >= 0:
-            feature = expert * features + block * 2 * SIDE
+            left = expert * features * (2 if GATED else 1) + block * OUTPUTS
+            right = left + (features if GATED else SIDE)
             for start in range(0, K, BLOCK_K):
                 mbarrier.wait(empty.index(stage), phase)
-                mbarrier.expect(full.index(stage), (TILE + 2 * SIDE) * BLOCK_K * 2)
-                tma.async_copy_global_to_shared(
-                    x_tiles, [first, start], full.index(stage), x_smem.index(stage)
-                )
-                for side in gl.static_range(2):
+                mbarrier.expect(full.index(stage), (CONSUMERS * HEIGHT + 2 * SIDE) * BLOCK_K * 2)
+                for part in gl.static_range(CONSUMERS):
                     tma.async_copy_global_to_shared(
-                        weight_tiles,
-                        [feature + side * SIDE, start],
+                        x_tiles,
+                        [first + part * HEIGHT, start],
                         full.index(stage),
-                        w_smem.index(stage * 2 + side),
+                        x_smem.index(stage * CONSUMERS + part),
                     )
+                tma.async_copy_global_to_shared(
+                    weight_tiles, [left, start], full.index(stage), w_smem.index(stage * 2)
+                )
+                tma.async_copy_global_to_shared(
+                    weight_tiles, [right, start], full.index(stage), w_smem.index(stage * 2 + 1)
+                )
                 stage, phase = next_stage(stage, phase, STAGES)
         expert, first, block = next_expert, next_first, next_block
 
@@ -199,7 +227,6 @@ def _load(x_tiles, weight_tiles, tiles_ptr, pairs, tiles, features, K, x_smem, w
 @gluon.jit
 def _consume(
     consumer: gl.constexpr,
-    bias_ptr,
     out_ptr,
     tiles_ptr,
     pairs,
@@ -210,11 +237,12 @@ def _consume(
     w_smem,
     full,
     empty,
-    BIAS: gl.constexpr,
+    GATED: gl.constexpr,
 ):
     """Multiply a consumer's rows of each tile, and store them."""
     of_sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SIDE, 16])
-    blocks = gl.cdiv(features, 2 * SIDE)
+    OUTPUTS: gl.constexpr = SIDE if GATED else 2 * SIDE
+    blocks = gl.cdiv(features, OUTPUTS)
     stage = 0
     phase = 0
     tile, block = _place(gl.program_id(0), tiles, blocks)
@@ -223,14 +251,14 @@ def _consume(
         tile, next_block = _place(item + gl.num_programs(0), tiles, blocks)
         next_expert, next_first, next_end = _rows(tiles_ptr, tile, pairs, tiles)
         if expert >= 0:
-            first += consumer * HALF
+            first += consumer * HEIGHT
             if first < end:
-                left = gl.zeros([HALF, SIDE], gl.float32, layout=of_sums)
-                right = gl.zeros([HALF, SIDE], gl.float32, layout=of_sums)
+                left = gl.zeros([HEIGHT, SIDE], gl.float32, layout=of_sums)
+                right = gl.zeros([HEIGHT, SIDE], gl.float32, layout=of_sums)
                 held = 0
                 for start in range(0, K, BLOCK_K):
                     mbarrier.wait(full.index(stage), phase)
-                    x = x_smem.index(stage).slice(consumer * HALF, HALF)
+                    x = x_smem.index(stage * CONSUMERS + consumer)
                     left = warpgroup_mma(
                         x, w_smem.index(stage * 2).permute((1, 0)), left, is_async=True
                     )
@@ -244,28 +272,19 @@ def _consume(
                     stage, phase = next_stage(stage, phase, STAGES)
                 left, right = warpgroup_mma_wait(0, deps=(left, right))
                 mbarrier.arrive(empty.index(held))
-                feature = block * 2 * SIDE
-                if BIAS:
-                    of_expert = bias_ptr + expert * features
-                    left = _biased(left, of_expert, feature, features)
-                    right = _biased(right, of_expert, feature + SIDE, features)
-                _store(left, first, end, feature, features, out_ptr)
-                _store(right, first, end, feature + SIDE, features, out_ptr)
+                feature = block * OUTPUTS
+                if GATED:
+                    left = left / (1.0 + gl.exp(-left)) * right
+                    _store(left, first, end, feature, features, out_ptr)
+                else:
+                    _store(left, first, end, feature, features, out_ptr)
+                    _store(right, first, end, feature + SIDE, features, out_ptr)
             else:
                 for _ in range(0, K, BLOCK_K):
                     mbarrier.wait(full.index(stage), phase)
                     mbarrier.arrive(empty.index(stage))
                     stage, phase = next_stage(stage, phase, STAGES)
         expert, first, end, block = next_expert, next_first, next_end, next_block
-
-
-@gluon.jit
-def _biased(sums, bias_ptr, feature, features):
-    """Add the biases of 128 features that begin with `feature`."""
-    of_sums: gl.constexpr = sums.type.layout
-    place = feature + gl.arange(0, SIDE, layout=gl.SliceLayout(0, of_sums))
-    bias = gl.load(bias_ptr + place, mask=place < features, other=0.0)
-    return sums + bias.to(gl.float32)[None, :]
 
 
 @gluon.jit
@@ -277,10 +296,10 @@ def _store(values, first, end, feature, features, out_ptr):
         [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
         [[16, 0], [32, 0]],
         [],
-        [HALF, SIDE],
+        [HEIGHT, SIDE],
     )
     result = gl.convert_layout(values.to(out_ptr.dtype.element_ty), of_store)
-    row = first + gl.arange(0, HALF, layout=gl.SliceLayout(1, of_store))
+    row = first + gl.arange(0, HEIGHT, layout=gl.SliceLayout(1, of_store))
     place = feature + gl.arange(0, SIDE, layout=gl.SliceLayout(0, of_store))
     out = out_ptr + (row.to(gl.int64) * features)[:, None] + place[None, :]
     gl.store(out, result, mask=(row < end)[:, None] & (place < features)[None, :])

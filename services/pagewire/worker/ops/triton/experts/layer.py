@@ -11,9 +11,8 @@ from torch import Tensor
 
 from pagewire.worker.ops.contract.experts import ClampedSwiglu, ExpertRows, Routes, Routing
 from pagewire.worker.ops.contract.quantized import LinearWeight, QuantizedInput, ScaledWeight
-from pagewire.worker.ops.triton.experts import scaled_hopper
+from pagewire.worker.ops.triton.experts import hopper, scaled_hopper
 from pagewire.worker.ops.triton.experts.config import (
-    LARGEST,
     MAX_PACKED_TOKENS,
     MAX_SCORED_TOKENS,
     MAX_VECTOR_TOKENS,
@@ -25,7 +24,7 @@ from pagewire.worker.ops.triton.experts.packed_vector import (
 )
 from pagewire.worker.ops.triton.experts.projections import experts_down, experts_gate_up_silu_mul
 from pagewire.worker.ops.triton.experts.routing import choose, route
-from pagewire.worker.ops.triton.experts.rows import sort_by_expert
+from pagewire.worker.ops.triton.experts.rows import copy_rows, sort_by_expert
 from pagewire.worker.ops.triton.experts.vector import (
     is_vector_weight,
     scores,
@@ -94,8 +93,18 @@ def experts_add(
         and scaled_hopper.is_supported(x.dtype, gate_up, pairs, num_experts)
         and scaled_hopper.is_supported(x.dtype, down, pairs, num_experts)
     ):
-        rows = sort_by_expert(routes.experts, num_experts, config=LARGEST)
+        rows = sort_by_expert(routes.experts, num_experts, tile=scaled_hopper.TILE.value)
         parts = _scaled_parts(x, gate_up, down, rows)
+        return add_experts(parts, routes.weights, rows, residual, shared, shared_gate)
+    if (
+        plain
+        and isinstance(gate_up, Tensor)
+        and isinstance(down, Tensor)
+        and hopper.is_supported(x.dtype, gate_up, pairs)
+        and hopper.is_supported(x.dtype, down, pairs)
+    ):
+        rows = sort_by_expert(routes.experts, num_experts, tile=hopper.TILE)
+        parts = _plain_parts(x, gate_up, down, rows)
         return add_experts(parts, routes.weights, rows, residual, shared, shared_gate)
     rows = sort_by_expert(routes.experts, num_experts)
     inner = experts_gate_up_silu_mul(_input(x, gate_up), gate_up, rows, gate_up_bias, clamp)
@@ -113,6 +122,15 @@ def _scaled_parts(x: Tensor, gate_up: ScaledWeight, down: ScaledWeight, rows: Ex
     parts = x.new_empty((pairs, x.shape[1]))
     given = quantize_rows(inner, down.input_format, None, tail)
     scaled_hopper.multiply(given, down, parts, rows, gated=False)
+    return parts
+
+
+def _plain_parts(x: Tensor, gate_up: Tensor, down: Tensor, rows: ExpertRows) -> Tensor:
+    """Return the results of both projections by row, `[pairs, hidden]`, from Hopper's kernel."""
+    inner = x.new_empty((len(rows.pairs), down.shape[2]))
+    hopper.multiply(copy_rows(x, rows), gate_up, inner, rows, gated=True)
+    parts = x.new_empty((len(rows.pairs), x.shape[1]))
+    hopper.multiply(inner, down, parts, rows, gated=False)
     return parts
 
 

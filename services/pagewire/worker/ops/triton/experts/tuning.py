@@ -11,7 +11,6 @@ import torch
 import triton
 from torch import Tensor
 
-from pagewire.worker.ops.triton.experts import hopper
 from pagewire.worker.ops.triton.experts.config import (
     GEMM_TABLE,
     LARGEST,
@@ -71,12 +70,10 @@ def _fastest(
     experts = scores.argsort(1)[:, :top_k].int().contiguous()
 
     def run(config: GemmConfig) -> Tensor:
-        rows = sort_by_expert(experts, num_experts, config=config)
+        rows = sort_by_expert(experts, num_experts, tile=config.tile)
         for gate_up, down in layers:
             gated = experts_gate_up_silu_mul(x, gate_up, rows, config=config)
-            # In steps, Hopper's kernel computes the second GEMM if it supports these rows.
-            usable = hopper.is_supported(gated, down, rows)
-            parts = experts_down(gated, down, rows, config=None if usable else config)
+            parts = experts_down(gated, down, rows, config=config)
         return parts
 
     expected = run(usual)

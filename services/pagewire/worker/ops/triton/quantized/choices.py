@@ -55,7 +55,7 @@ SHAPES = (TALL, WIDE, SMALL, THREE, FINE, LOW)
 class Choice:
     """The tiles of a product, and how many programs share each tile of the last round.
 
-    Without a shape, the plain kernel computes the product.
+    Without a shape, the plain kernel computes the product, and no activation.
     """
 
     shape: Shape | None
@@ -99,7 +99,16 @@ TILES: dict[tuple[int, int, bool], dict[int, Choice]] = {
         800: Choice(THREE),
         8192: Choice(TALL),
     },
-    (28672, 4096, True): {512: Choice(LOW), 800: Choice(THREE), 1024: Choice(WIDE)},
+    (28672, 4096, True): {
+        128: Choice(WIDE),
+        192: Choice(THREE),
+        256: Choice(WIDE),
+        384: Choice(THREE),
+        640: PLAIN,
+        800: Choice(THREE),
+        1024: Choice(WIDE),
+        8192: Choice(THREE),
+    },
     (4096, 14336, False): {
         128: Choice(SMALL, 4),
         160: Choice(THREE, 4),
@@ -166,10 +175,11 @@ def _is_possible(
 def _candidates(
     tokens: int, rows: int, k: int, processors: int, gated: bool, shared: bool
 ) -> Iterator[Choice]:
+    if tokens < MIN_TOKENS:
+        yield PLAIN
+        return
     if tokens <= MAX_PLAIN_TOKENS and not gated:
         yield PLAIN
-        if tokens < MIN_TOKENS:
-            return
     for shape in SHAPES:
         for parts in range(1, MAX_PARTS + 1 if shared else 2):
             if is_shareable(shape, parts, tokens, rows, k, processors):

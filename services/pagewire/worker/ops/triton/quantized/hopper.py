@@ -683,8 +683,7 @@ def _fold(
         second = _scaled(
             second, x_scale, feature + features, held, weight_scales_ptr, bias_ptr, BIAS
         )
-        gate = first.to(dtype).to(gl.float32)
-        first = gate / (1.0 + gl.exp(-gate)) * second.to(dtype).to(gl.float32)
+        first = _silu(_rounded(first, dtype)) * _rounded(second, dtype)
     _write(first.to(dtype), token, feature, out_ptr, tokens, features, ADD)
 
 
@@ -695,6 +694,38 @@ def _scaled(sums, x_scale, row, held, weight_scales_ptr, bias_ptr, BIAS: gl.cons
     if BIAS:
         sums += gl.load(bias_ptr + row, mask=held, other=0.0).to(gl.float32)[None, :]
     return sums
+
+
+@gluon.jit
+def _rounded(x, dtype: gl.constexpr):
+    """Return float32 values rounded to `dtype`, as float32; see `rowwise.quantize.widened`."""
+    if dtype != gl.bfloat16:
+        return x.to(dtype).to(gl.float32)
+    return gl.inline_asm_elementwise(
+        "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
+        "=r,=r,r",
+        [x.to(dtype)],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=2,
+    )
+
+
+@gluon.jit
+def _silu(x):
+    """Return `x / (1 + exp(-x))`, with the bits of `rowwise.activation.silu_of` from -87 on.
+
+    The general exponential and division scale what is tiny or huge, which costs as much again.
+    """
+    return gl.inline_asm_elementwise(
+        "{ .reg .f32 y; mul.rn.f32 y, $1, 0fBFB8AA3B; ex2.approx.ftz.f32 y, y; "
+        "add.rn.f32 y, y, 0f3F800000; rcp.approx.ftz.f32 y, y; mul.rn.f32 $0, $1, y; }",
+        "=f,f",
+        [x],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=1,
+    )
 
 
 @gluon.jit
@@ -754,9 +785,9 @@ def _store(
         row = feature
     sums = _scaled(sums, x_scale, row, held, weight_scales_ptr, bias_ptr, BIAS)
     if GATED:
-        halves = gl.reshape(sums.to(dtype).to(gl.float32), [HALF, 2, OUTPUTS])
+        halves = gl.reshape(_rounded(sums, dtype), [HALF, 2, OUTPUTS])
         gate, up = gl.split(gl.permute(halves, (0, 2, 1)))
-        sums = gate / (1.0 + gl.exp(-gate)) * up
+        sums = _silu(gate) * up
     result = gl.convert_layout(sums.to(dtype), of_store)
     token = first_token + gl.arange(0, HALF, layout=gl.SliceLayout(1, of_store))
     feature = first_feature + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(0, of_store))

@@ -32,9 +32,6 @@ from pagewire.worker.ops.triton.streamed.scaled_choice import stream_of
 # From this many tokens on, it is faster to widen a weight that is not arranged and to multiply with
 # cuBLAS. Timed on an H200.
 WIDEN_TOKENS = 64
-# Numbers of tokens for which the product with gates and values also computes the activation. For
-# more, that costs the product more time than it saves. Timed on an H200; the bits are the same.
-GATED_TOKENS = range(400, 901)
 
 
 def arranged(weight: GroupedWeight) -> GroupedWeight:
@@ -123,9 +120,9 @@ def norm_quantize_swiglu_add(
         inner = residual.new_empty((tokens, down.shape[1]))
         streamed.multiply(quantized, gate_up, inner, gated=True, config=config)
         return quantize_linear_add(inner, down, residual)
-    if tokens in GATED_TOKENS and hopper.is_supported(quantized, gate_up):
+    choice = hopper.choose(quantized, gate_up, gated=True)
+    if choice.shape is not None:
         inner = residual.new_empty((tokens, down.shape[1]))
-        choice = hopper.choose(quantized, gate_up, gated=True)
         hopper.multiply(quantized, gate_up, inner, gated=True, choice=choice)
         return quantize_linear_add(inner, down, residual)
     both = scaled_linear(quantized, gate_up)

@@ -21,7 +21,13 @@ _MAX_PAIRINGS = tl.constexpr(17)  # of 131,072 values
 @triton.jit
 def inverse_rms(x, eps, HIDDEN: tl.constexpr, AXIS: tl.constexpr):
     """Return `1 / sqrt(mean(x^2) + eps)` of float32 along AXIS: HIDDEN values, then zeros."""
-    return tl.rsqrt(tl.sum(x * x, AXIS) / HIDDEN + eps)
+    return inverse_rms_of(tl.sum(x * x, AXIS), eps, HIDDEN)
+
+
+@triton.jit
+def inverse_rms_of(squares, eps, HIDDEN: tl.constexpr):
+    """Return the inverse root mean square of HIDDEN values; `squares` is the sum of theirs."""
+    return tl.rsqrt(squares / HIDDEN + eps)
 
 
 @triton.jit

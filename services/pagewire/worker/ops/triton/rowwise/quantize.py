@@ -12,7 +12,7 @@ from pagewire.worker.ops.contract.quantized import LARGEST, InputFormat, Quantiz
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
 from pagewire.worker.ops.triton.rowwise.activation import silu_of
-from pagewire.worker.ops.triton.rowwise.norm import inverse_rms
+from pagewire.worker.ops.triton.rowwise.norm import inverse_rms_of
 
 # Adding and subtracting this rounds a float32 below 2^22 to the nearest integer, half to even.
 _ROUNDING = tl.constexpr(12582912.0)
@@ -56,6 +56,25 @@ def rounded_to_fp8(x):
     return tl.where(tl.abs(x) < _LEAST_NORMAL, small / 512.0, bits.to(tl.float32, bitcast=True))
 
 
+@triton.jit
+def widened(x, INTERPRETED: tl.constexpr):
+    """Return `x` as float32.
+
+    Pairs of bfloat16 take one instruction for each value. Without the pairs it is three for two,
+    and float32 values that were rounded for `x` are converted one by one, by a slow instruction.
+    """
+    if x.dtype != tl.bfloat16 or INTERPRETED:
+        return x.to(tl.float32)
+    return tl.inline_asm_elementwise(
+        "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
+        "=r,=r,r",
+        [x],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=2,
+    )
+
+
 @triton.jit(do_not_specialize=["scales_row_stride", "scales_group_stride"])
 def _quantize_kernel(
     x_ptr,  # [tokens, WIDTH], with GATED [tokens, 2 * WIDTH]
@@ -69,7 +88,7 @@ def _quantize_kernel(
     scales_group_stride,
     eps,
     WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
+    PIECE: tl.constexpr,
     GROUP: tl.constexpr,  # 0 if a token has one scale
     COPIES: tl.constexpr,
     BY_ROW: tl.constexpr,
@@ -84,15 +103,19 @@ def _quantize_kernel(
 ):
     """Quantize rows of `x`, after SiLU and a product if GATED, or after a norm if NORM.
 
-    A program computes one token. The grid is `[tokens]`. With COPIES the result of a token is
-    stored to COPIES rows. BY_ROW: the next kernel starts only when the kernels before this one have
-    ended.
+    A program computes one token, in pieces of PIECE columns, since a width need not be a power of
+    two. The grid is `[tokens]`. With COPIES the result of a token is stored to COPIES rows. BY_ROW:
+    the next kernel starts only when the kernels before this one have ended.
     """
+    PIECES: tl.constexpr = (WIDTH + PIECE - 1) // PIECE
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    mask = column < WIDTH
+    inner = tl.arange(0, PIECE)
+    weights = tl.tuple(())
     if NORM_WEIGHT:
-        weight = tl.load(norm_ptr + column, mask=mask, other=0.0).to(tl.float32)
+        for piece in tl.static_range(PIECES):
+            column = piece * PIECE + inner
+            weights += (tl.load(norm_ptr + column, mask=column < WIDTH, other=0.0),)
     if PDL and not BY_ROW:
         gdc_launch_dependents()
     if PDL:
@@ -100,45 +123,64 @@ def _quantize_kernel(
     if PDL and BY_ROW:
         gdc_launch_dependents()
 
-    at = x_ptr + token * x_stride + column
-    x = tl.load(at, mask=mask, other=0.0).to(tl.float32)  # [BLOCK]
-    if GATED:
-        x = silu_of(x) * tl.load(at + WIDTH, mask=mask, other=0.0).to(tl.float32)
+    parts = tl.tuple(())  # of float32, rounded as if the result had been stored in between
+    squares = tl.zeros((PIECE,), tl.float32)
+    for piece in tl.static_range(PIECES):
+        column = piece * PIECE + inner
+        at = x_ptr + token * x_stride + column
+        x = widened(tl.load(at, mask=column < WIDTH, other=0.0), INTERPRETED)
+        if GATED:
+            up = tl.load(at + WIDTH, mask=column < WIDTH, other=0.0)
+            x = silu_of(x) * widened(up, INTERPRETED)
+            x = widened(x.to(dtype), INTERPRETED)
+        if NORM:
+            squares += x * x
+        parts += (x,)
     if NORM:
-        x *= inverse_rms(x, eps, WIDTH, 0)
-        if NORM_WEIGHT:
-            x *= weight
-    # Rounded as if the result had been stored in between.
-    x = x.to(x_ptr.dtype.element_ty).to(tl.float32)
+        inverse = inverse_rms_of(tl.sum(squares, 0), eps, WIDTH)
+        normed = tl.tuple(())
+        for piece in tl.static_range(PIECES):
+            x = parts[piece] * inverse
+            if NORM_WEIGHT:
+                x *= widened(weights[piece], INTERPRETED)
+            normed += (widened(x.to(dtype), INTERPRETED),)
+        parts = normed
 
-    if GROUP:
-        grouped = tl.reshape(x, (BLOCK // GROUP, GROUP))
-        scale = scale_of(tl.max(tl.abs(grouped), 1), LARGEST_VALUE)  # [BLOCK / GROUP]
-        wide = tl.broadcast_to(scale[:, None], (BLOCK // GROUP, GROUP))
-        scaled = tl.reshape(divided(grouped, wide, INTERPRETED), (BLOCK,))
-    else:
-        if STATIC:
-            scale = tl.load(static_ptr)
-        else:
-            scale = scale_of(tl.max(tl.abs(x), 0), LARGEST_VALUE)
-        scaled = divided(x, tl.broadcast_to(scale, (BLOCK,)), INTERPRETED)
-    scaled = tl.minimum(tl.maximum(scaled, -LARGEST_VALUE), LARGEST_VALUE)
-    if INTEGER:
-        scaled = (scaled + _ROUNDING) - _ROUNDING
-    elif INTERPRETED:
-        scaled = rounded_to_fp8(scaled)
-    values = scaled.to(values_ptr.dtype.element_ty)
-    for copy in tl.static_range(COPIES if COPIES else 1):
-        row = token
-        if COPIES:
-            row = tl.load(rows_ptr + token * COPIES + copy).to(tl.int64)
-        tl.store(values_ptr + row * WIDTH + column, values, mask=mask)
+    if STATIC:
+        scale = tl.load(static_ptr)
+    elif not GROUP:
+        highest = tl.abs(parts[0])
+        for piece in tl.static_range(1, PIECES):
+            highest = tl.maximum(highest, tl.abs(parts[piece]))
+        scale = scale_of(tl.max(highest, 0), LARGEST_VALUE)
+    for piece in tl.static_range(PIECES):
+        x = parts[piece]
         if GROUP:
-            group = tl.arange(0, BLOCK // GROUP)
-            at = scales_ptr + row * scales_row_stride + group * scales_group_stride
-            tl.store(at, scale, mask=group < (WIDTH + GROUP - 1) // GROUP)
-        elif not STATIC:
-            tl.store(scales_ptr + row, scale)
+            grouped = tl.reshape(x, (PIECE // GROUP, GROUP))
+            scale = scale_of(tl.max(tl.abs(grouped), 1), LARGEST_VALUE)  # [PIECE / GROUP]
+            wide = tl.broadcast_to(scale[:, None], (PIECE // GROUP, GROUP))
+            scaled = tl.reshape(divided(grouped, wide, INTERPRETED), (PIECE,))
+        else:
+            scaled = divided(x, tl.broadcast_to(scale, (PIECE,)), INTERPRETED)
+        if STATIC:
+            scaled = tl.minimum(tl.maximum(scaled, -LARGEST_VALUE), LARGEST_VALUE)
+        if INTEGER:
+            scaled = (scaled + _ROUNDING) - _ROUNDING
+        elif INTERPRETED:
+            scaled = rounded_to_fp8(scaled)
+        values = scaled.to(values_ptr.dtype.element_ty)
+        column = piece * PIECE + inner
+        for copy in tl.static_range(COPIES if COPIES else 1):
+            row = token
+            if COPIES:
+                row = tl.load(rows_ptr + token * COPIES + copy).to(tl.int64)
+            tl.store(values_ptr + row * WIDTH + column, values, mask=column < WIDTH)
+            if GROUP:
+                group = piece * (PIECE // GROUP) + tl.arange(0, PIECE // GROUP)
+                at = scales_ptr + row * scales_row_stride + group * scales_group_stride
+                tl.store(at, scale, mask=group < (WIDTH + GROUP - 1) // GROUP)
+            elif not STATIC and piece == 0:
+                tl.store(scales_ptr + row, scale)
 
 
 def quantize(x: Tensor, inputs: InputFormat) -> QuantizedInput:
@@ -184,7 +226,6 @@ def _launch(
 ) -> QuantizedInput:
     tokens, group = x.shape[0], inputs.group or 0
     count = tokens if rows is None else rows.numel()
-    block = max(next_power_of_2(width), group)
     values = x.new_empty((count, width), dtype=inputs.dtype)
     groups = cdiv(width, group) if group else 1
     if inputs.scale is not None:
@@ -195,7 +236,7 @@ def _launch(
         scales = x.new_empty((count, groups), dtype=torch.float32)
     if tokens == 0:
         return QuantizedInput(values, scales, x.dtype)
-    warps = max(1, min(16, block // 512))
+    warps = _warps(width)
     pdl = dependent_launch(x.device)
     _quantize_kernel[(tokens,)](
         x,
@@ -208,7 +249,8 @@ def _launch(
         *scales.stride(),
         eps,
         WIDTH=width,
-        BLOCK=block,
+        # A load of 16 bytes for each thread.
+        PIECE=max(min(next_power_of_2(width), 256 * warps), group),
         GROUP=group,
         COPIES=0 if rows is None else rows.shape[1],
         BY_ROW=tail is not None,
@@ -221,8 +263,16 @@ def _launch(
         INTERPRETED=x.device.type == "cpu",
         PDL=pdl,
         num_warps=warps,
-        # So that two programs with 16 warps run at once on a multiprocessor.
-        maxnreg=64 if warps == 16 and block <= 16384 else None,
         launch_pdl=pdl,
     )
     return QuantizedInput(values, scales, x.dtype)
+
+
+def _warps(width: int) -> int:
+    """Choose the fastest number of warps of an H200, for the widths of Llama and of experts.
+
+    The order of a norm's sums depends on it, so it must not depend on the number of tokens.
+    """
+    if width > 16384:
+        return 16
+    return 8 if width > 4096 else 4
