@@ -95,6 +95,12 @@ def arranged_vector(k: int, dtype: torch.dtype) -> None:
     linear.grouped_linear(meta(1, k, dtype=dtype), arranged(k, dtype))
 
 
+def widened(k: int, dtype: torch.dtype) -> None:
+    from pagewire.worker.ops.triton.quantized import matrices
+
+    matrices.widen(arranged(k, dtype), dtype)
+
+
 SCALED = {
     f"FP8, shape {shape}, {parts} parts, {mode}": (scaled, shape, parts, mode)
     for shape in range(6)
@@ -122,6 +128,12 @@ ARRANGED = {
     for k in (K, 14336)
     for dtype in (torch.bfloat16, torch.float16)
 }
+WIDENED = {
+    f"a matrix of {k} columns, {dtype}": (widened, k, dtype)
+    for k in (K, 14336)
+    for dtype in (torch.bfloat16, torch.float16)
+}
+CASES = SCALED | FUSED | GROUPED | VECTOR | ARRANGED | WIDENED
 
 
 def compile_cases() -> dict[str, list[dict]]:
@@ -133,11 +145,12 @@ def compile_cases() -> dict[str, list[dict]]:
         fragment_vector,
         fused_vector,
         hopper,
+        matrices,
     )
     from pagewire.worker.ops.triton.quantized import vector as vectors
     from support.kernels.cross_compile import Launch, counts_of_cases
 
-    for module in (fragment_gemm, fragment_vector, fused_vector, hopper, vectors):
+    for module in (fragment_gemm, fragment_vector, fused_vector, hopper, matrices, vectors):
         module.dependent_launch = lambda device: True
     for module in (exchange, fragment_gemm, fused_vector, hopper):
         module.multiprocessors = lambda device: 132
@@ -160,9 +173,11 @@ def compile_cases() -> dict[str, list[dict]]:
             "wide loads": sum(
                 "ld.global" in line and ".v4" in line for line in launch.ptx.splitlines()
             ),
+            "stores": launch.count("st.global"),
+            "wide stores": launch.count("st.global.v4"),
         }
 
-    found = counts_of_cases(SCALED | FUSED | GROUPED | VECTOR | ARRANGED, count)
+    found = counts_of_cases(CASES, count)
     for name, (_, shape, *_) in GROUPED.items():
         found[name][0]["wanted"] = shapes[shape].programs
         found[name][0]["pieces"] = shapes[shape].tokens.bit_count()
@@ -177,7 +192,7 @@ def launches() -> dict[str, list[dict]]:
     return report_of(Path(__file__))
 
 
-@pytest.mark.parametrize("case", SCALED | FUSED | GROUPED | VECTOR | ARRANGED)
+@pytest.mark.parametrize("case", CASES)
 def test_fits_the_multiprocessor_and_waits(case, launches):
     [launch] = launches[case]
     assert launch["shared"] <= SHARED_LIMIT
@@ -187,6 +202,14 @@ def test_fits_the_multiprocessor_and_waits(case, launches):
     # The loader and the consumers. The compiler may put the loader's wait into two branches.
     waits = 2 if case in GROUPED else launch["consumers"] + 1 if case in SCALED else 1
     assert waits <= launch["waits"] <= waits + (case in SCALED)
+
+
+@pytest.mark.parametrize("case", WIDENED)
+def test_a_matrix_is_written_as_fast_as_memory_takes_it(case, launches):
+    [launch] = launches[case]
+    assert launch["resident"] >= 8
+    assert launch["wide loads"] == 2  # a thread has 64 weights
+    assert launch["stores"] == launch["wide stores"] == 8
 
 
 @pytest.mark.parametrize("case", SCALED)

@@ -83,7 +83,43 @@ def test_the_weight_stays_the_same(dtype, device):
     arranged = arranged_copy(weight)
     assert not torch.equal(arranged.values, weight.values)
     assert torch.equal(reference.dequantized(arranged), reference.dequantized(weight))
-    assert torch.equal(widen(arranged, dtype), widen(weight, dtype))
+    wide = widen(arranged, dtype)
+    assert torch.equal(wide, reference.dequantized(weight).to(dtype))
+    assert torch.equal(wide, widen(weight, dtype))
+
+
+@on_a_gpu
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_a_matrix_has_the_bits_that_registers_have(symmetric, dtype, device):
+    """A token that is 1 in one column and 0 in others has the weights of this column as outputs."""
+    weight = four_bits(200, 512, dtype, device, symmetric=symmetric)
+    weight.scales[::3] *= -1e-6  # numbers that float16 rounds more
+    arranged = arranged_copy(weight)
+    out = torch.empty(512, 200, dtype=dtype, device=device)
+    fragment_gemm.multiply(torch.eye(512, dtype=dtype, device=device), arranged, out)
+    assert torch.equal(out.t(), widen(arranged, dtype))
+
+
+@pytest.mark.parametrize("dtype", HALVES if FULL_SIZE else [torch.float16])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_products_of_a_widened_weight(ordered, dtype, device, monkeypatch):
+    weight = four_bits(70, 2 * RUN, dtype, device)
+    if ordered:
+        weight = replace(weight, order=torch.randperm(2 * RUN, device=device).int())
+    arranged = arranged_copy(weight)
+    monkeypatch.setattr(linear, "WIDEN_ARRANGED_TOKENS", 20)
+    monkeypatch.setattr(fragment_gemm, "multiply", None)  # not called
+    x, residual = (torch.randn(20, n, device=device).to(dtype) for n in (2 * RUN, 70))
+    for bias in (None, residual[0].clone()):
+        expected = reference.grouped_linear(x, weight, bias)
+        out = torch.full_like(residual, torch.nan)
+        assert linear.grouped_linear(x, arranged, bias, out) is out
+        assert_near(out, expected, TOLERANCE[dtype])
+        assert_near(linear.grouped_linear(x, arranged, bias), expected, TOLERANCE[dtype])
+    expected = reference.grouped_linear_add(x, weight, residual.clone())
+    assert linear.grouped_linear_add(x, arranged, residual) is residual
+    assert_near(residual, expected, 2 * TOLERANCE[dtype])
 
 
 def test_other_weights_have_no_arrangement(device):

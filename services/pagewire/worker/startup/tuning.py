@@ -1,7 +1,8 @@
 """Chooses the cuBLASLt algorithms of a worker's GEMMs, and tiles of experts, by measuring them."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields
 from functools import partial
 
 import torch
@@ -9,12 +10,14 @@ from torch import Tensor
 
 from pagewire.worker.model.decoder import Decoder
 from pagewire.worker.model.fused_layer import is_fused
-from pagewire.worker.ops.contract.quantized import LinearWeight
+from pagewire.worker.model.weights import LayerWeights
+from pagewire.worker.ops.contract.quantized import GroupedWeight, LinearWeight
 from pagewire.worker.ops.cublas.gemm import Gemm, choose_algorithms
 from pagewire.worker.ops.triton.experts.tuning import choose_tiles
 from pagewire.worker.ops.triton.invariant import linear as invariant
 from pagewire.worker.ops.triton.invariant.linear_config import any_tokens
 from pagewire.worker.ops.triton.linear_config import linear_config
+from pagewire.worker.ops.triton.quantized.linear import WIDEN_ARRANGED_TOKENS
 from pagewire.worker.ops.triton.streamed.gemm import is_supported
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.runtime.graphs.backend import decode_buckets
@@ -48,6 +51,11 @@ def choose_gemms(decoder: Decoder, limits: Limits, batch_invariant: bool = False
         changed += choose(_plain(layer.qkv for layer in layers), tokens)
     if batch_invariant:
         changed += choose(_plain([decoder.weights.head]), decode_buckets(limits))
+    widened = [count for count in tokens if count >= WIDEN_ARRANGED_TOKENS]
+    for weight, is_added in _arranged(layers) if widened else ():
+        # Without the weight's own values, which a kernel would have to be compiled for.
+        wide = weight.scales.new_empty(weight.shape).normal_(0.0, 0.02)
+        changed += _choose([wide], widened, is_added)
     log.info("GEMMs of %d sizes use another algorithm than torch chooses", changed)
 
 
@@ -87,6 +95,19 @@ def _once(run: Callable[[], Tensor]) -> float:
 def _plain(weights: Iterable[LinearWeight | None]) -> list[Tensor]:
     """The weights that cuBLAS multiplies by: quantized ones have kernels of their own."""
     return [weight for weight in weights if isinstance(weight, Tensor)]
+
+
+def _arranged(layers: Iterable[LayerWeights]) -> Iterator[tuple[GroupedWeight, bool]]:
+    """One arranged weight of each shape, and whether its products are added to the residual."""
+    seen = set()
+    for layer in layers:
+        for field in fields(layer):
+            weight, is_added = getattr(layer, field.name), field.name in ("output", "down")
+            if not isinstance(weight, GroupedWeight) or weight.pairs is None:
+                continue
+            if (weight.shape, is_added) not in seen:
+                seen.add((weight.shape, is_added))
+                yield weight, is_added
 
 
 def _choose(

@@ -2,7 +2,8 @@
 
 The tables were measured on an H100 and, up to 96 rows of an expert, on an H200, at the sizes of
 Qwen3-30B-A3B, in CUDA graphs of several calls, each with its own weights and experts. `pagewire
-bench kernels --model qwen3-30b-a3b` times their choices. With `--tune-experts` a worker measures at its start (`tuning`).
+bench kernels --model qwen3-30b-a3b` times their choices. With `--tune-experts` a worker measures at
+its start (`tuning`).
 """
 
 from __future__ import annotations

@@ -135,13 +135,16 @@ def experts_hopper_kernel(
     gl.warp_specialize(
         [
             (_consume, (
-                0, out_ptr, tiles_ptr, pairs, tiles, features, K, x_smem, w_smem, full, empty, GATED,
+                0, out_ptr, tiles_ptr, pairs, tiles, features, K, x_smem, w_smem, full, empty,
+                GATED,
             )),
             (_consume, (
-                1, out_ptr, tiles_ptr, pairs, tiles, features, K, x_smem, w_smem, full, empty, GATED,
+                1, out_ptr, tiles_ptr, pairs, tiles, features, K, x_smem, w_smem, full, empty,
+                GATED,
             )),
             (_consume, (
-                2, out_ptr, tiles_ptr, pairs, tiles, features, K, x_smem, w_smem, full, empty, GATED,
+                2, out_ptr, tiles_ptr, pairs, tiles, features, K, x_smem, w_smem, full, empty,
+                GATED,
             )),
             (_load, (
                 x_tiles, weight_tiles, tiles_ptr, pairs, tiles, features, K, x_smem, w_smem, full,

@@ -32,6 +32,8 @@ from pagewire.worker.ops.triton.streamed.scaled_choice import stream_of
 # From this many tokens on, it is faster to widen a weight that is not arranged and to multiply with
 # cuBLAS. Timed on an H200.
 WIDEN_TOKENS = 64
+# The same for arranged weights, which their own kernel widens once for each tile of tokens.
+WIDEN_ARRANGED_TOKENS = 6144
 
 
 def arranged(weight: GroupedWeight) -> GroupedWeight:
@@ -198,7 +200,7 @@ def _multiplied(
 
 def _widens(x: Tensor, weight: GroupedWeight) -> bool:
     """Tell whether cuBLAS multiplies the widened weight."""
-    return weight.pairs is None and x.shape[0] >= WIDEN_TOKENS
+    return len(x) >= (WIDEN_TOKENS if weight.pairs is None else WIDEN_ARRANGED_TOKENS)
 
 
 def _ordered(x: Tensor, weight: GroupedWeight) -> Tensor:
