@@ -239,12 +239,16 @@ class TestChoice:
                     given = chosen.shape, chosen.parts, tokens, rows, k, processors
                     assert is_shareable(*given)
 
+    def test_few_tokens_have_a_separate_activation(self):
+        for rows in (28672, 640):
+            assert choose_on_h200(choices.MIN_TOKENS - 1, rows, 4096, gated=True) == PLAIN
+            assert choose_on_h200(choices.MIN_TOKENS, rows, 4096, gated=True) != PLAIN
+
     def test_entries_are_possible(self):
         for (rows, k, gated), buckets in choices.TILES.items():
             before = 1
             assert list(buckets) == sorted(buckets)
-            for limit, choice in buckets.items():
-                assert not gated or choice != PLAIN
+            for limit in buckets:
                 for tokens in {max(before, choices.MIN_TOKENS), limit}:
                     chosen = choose_on_h200(tokens, rows, k, gated=gated)
                     if chosen.shape is not None:
