@@ -72,10 +72,15 @@ def _context(for_grpc: bool) -> ssl.SSLContext:
 
 
 def tls_problem(details: str) -> str | None:
-    """What is wrong with the certificates, from gRPC's details of a connection that failed.
+    """What is wrong with the use of TLS, from gRPC's details of a connection that failed.
 
-    None if the certificates are not the cause.
+    None if TLS is not the cause.
     """
+    if "failed to connect" in details and details.endswith("Socket closed"):
+        return (
+            "it closes connections before it answers; if it uses TLS, set tls_ca here, and tls_cert "
+            "and tls_key if it verifies clients"
+        )
     if "Hostname Verification Check failed" in details:
         return "its certificate has another name; set tls_server_name to a name in it"
     if "Tls handshake failed" not in details:

@@ -85,6 +85,11 @@ def test_a_token_file_that_is_not_text_is_refused_with_its_name(tmp_path: Path) 
         ),
         ("UNAUTHENTICATED: Hostname Verification Check failed.", "set tls_server_name to"),
         ("Tls handshake failed: WRONG_VERSION_NUMBER: x: OK", "it does not use TLS; give it"),
+        (
+            "failed to connect to all addresses; last error: UNAVAILABLE: ipv4:1: Socket closed",
+            "if it uses TLS, set tls_ca here",
+        ),
+        ("Socket closed", None),  # a connection that was in use
         ("last error: UNKNOWN: ipv4:1: connect: Connection refused", None),
     ],
 )
