@@ -77,12 +77,13 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
         if loaded is not None:
             masks = _mask_processes(config, loaded)
             await _unless(stop, launcher.call(loaded.backend.warm_up))
-            if masks is not None and not await asyncio.to_thread(masks.ready):
-                masks = None
             # Later collections skip the objects that exist now, so they are short.
             gc.collect()
             gc.freeze()
             phases.end("warm-up")
+            if masks is not None:
+                masks = masks if await asyncio.to_thread(masks.ready) else None
+                phases.end("mask processes")
     except Exception as error:
         await stop_server(server)
         _refuse_to_start(error)

@@ -4,6 +4,8 @@ Steps with prefill chunks need two of each, see `mixed.py`. Steps with constrain
 that wait for masks, see `mask_gate.py`.
 """
 
+import logging
+import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -47,6 +49,8 @@ from pagewire.worker.runtime.graphs.mixed import CapturedStep, MixedGraphs
 from pagewire.worker.runtime.graphs.shared_prefixes import SharedPrefixes
 from pagewire.worker.runtime.graphs.staging import ResultBuffers, Staging, pack_writes
 from pagewire.worker.runtime.timer import DeviceTimer
+
+log = logging.getLogger(__name__)
 
 # Rows of the largest step with drafts. Larger steps are bound by computing, not by reading weights,
 # so no draft pays.
@@ -149,6 +153,7 @@ class GraphBackend(EagerBackend):
 
     def warm_up(self) -> None:
         """Captures every graph, largest first, and measures. Kernels must be loaded before."""
+        began = time.monotonic()
         with torch.inference_mode():
             self._mixed.capture(self._capture)
             if self._passes is not None:
@@ -157,6 +162,8 @@ class GraphBackend(EagerBackend):
                 graph, tokens = self._capture(partial(self._decode, variant))
                 inputs = self._rows(variant.rows, variant.masked)
                 self._captured[variant] = CapturedStep(graph, inputs, tokens)
+        count = len(self._captured) + self._mixed.num_graphs
+        log.info("captured %d graphs of steps in %.1f s", count, time.monotonic() - began)
         for width in WIDTHS:
             plan = dummy_plan(self.limits, decodes=1, chunks=0, chunk_length=0, num_top=width)
             self.wait(self.submit(plan))
