@@ -78,8 +78,8 @@ def tls_problem(details: str) -> str | None:
     """
     if "failed to connect" in details and details.endswith("Socket closed"):
         return (
-            "it closes connections before it answers; if it uses TLS, set tls_ca here, and tls_cert "
-            "and tls_key if it verifies clients"
+            "it closes connections before it answers; if it uses TLS, set tls_ca here, and "
+            "tls_cert and tls_key if it verifies clients"
         )
     if "Hostname Verification Check failed" in details:
         return "its certificate has another name; set tls_server_name to a name in it"
