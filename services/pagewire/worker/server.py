@@ -82,7 +82,8 @@ async def _serve(config: WorkerConfig, pool: CompilePool | None, stop: asyncio.E
             gc.freeze()
             phases.end("warm-up")
             if masks is not None:
-                masks = masks if await asyncio.to_thread(masks.ready) else None
+                if not await asyncio.to_thread(masks.ready):
+                    masks = None
                 phases.end("mask processes")
     except Exception as error:
         await stop_server(server)

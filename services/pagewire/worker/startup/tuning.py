@@ -13,6 +13,7 @@ from pagewire.worker.model.fused_layer import is_fused
 from pagewire.worker.model.weights import LayerWeights
 from pagewire.worker.ops.contract.quantized import GroupedWeight, LinearWeight
 from pagewire.worker.ops.cublas.gemm import Gemm, choose_algorithms
+from pagewire.worker.ops.triton.experts import hopper
 from pagewire.worker.ops.triton.experts.tuning import choose_tiles
 from pagewire.worker.ops.triton.invariant import linear as invariant
 from pagewire.worker.ops.triton.invariant.linear_config import any_tokens
@@ -69,8 +70,16 @@ def choose_expert_tiles(decoder: Decoder, limits: Limits) -> None:
         if isinstance(layer.gate_up, Tensor) and isinstance(layer.down, Tensor)
         if layer.router is not None
     ]
-    changed = choose_tiles(layers, experts.top_k, _row_counts(limits), _microseconds)
+    counts = _row_counts(limits)
+    if layers and not experts.bias and experts.clamp is None:
+        counts = [count for count in counts if not _on_hopper(layers[0], count * experts.top_k)]
+    changed = choose_tiles(layers, experts.top_k, counts, _microseconds)
     log.info("experts have other tiles than the table's for %d numbers of tokens", changed)
+
+
+def _on_hopper(weights: Iterable[Tensor], pairs: int) -> bool:
+    """Whether Hopper's kernel, whose tiles are fixed, computes both products of experts."""
+    return all(hopper.is_supported(weight.dtype, weight, pairs) for weight in weights)
 
 
 def _row_counts(limits: Limits) -> list[int]:

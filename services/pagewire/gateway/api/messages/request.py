@@ -21,11 +21,7 @@ from pagewire.gateway.api.messages.unsupported import (
 )
 from pagewire.gateway.api.structured import json_output
 from pagewire.gateway.api.tokenization import TextCall
-from pagewire.gateway.conversation.conversation import (
-    THINKING,
-    Conversation,
-    ReasoningOptions,
-)
+from pagewire.gateway.conversation.conversation import THINKING, Conversation, ReasoningOptions
 from pagewire.gateway.conversation.unread import unread_inputs
 from pagewire.gateway.models import ServedModel
 from pagewire.v1 import inference_pb2 as pb

@@ -162,8 +162,7 @@ class GraphBackend(EagerBackend):
                 graph, tokens = self._capture(partial(self._decode, variant))
                 inputs = self._rows(variant.rows, variant.masked)
                 self._captured[variant] = CapturedStep(graph, inputs, tokens)
-        count = len(self._captured) + self._mixed.num_graphs
-        log.info("captured %d graphs of steps in %.1f s", count, time.monotonic() - began)
+        log.info("captured the graphs of all steps in %.1f s", time.monotonic() - began)
         for width in WIDTHS:
             plan = dummy_plan(self.limits, decodes=1, chunks=0, chunk_length=0, num_top=width)
             self.wait(self.submit(plan))

@@ -98,11 +98,6 @@ class MixedGraphs:
         # Keys: number of rows, whether any is filtered, whether any is constrained.
         self._heads: dict[tuple[int, bool, bool], CapturedStep] = {}
 
-    @property
-    def num_graphs(self) -> int:
-        """Captured bodies and heads."""
-        return len(self._bodies) + len(self._heads)
-
     def runs(self) -> Iterator[Callable[[], Tensor]]:
         """Functions that run every body and head once, largest first."""
         yield from (partial(self._body, size) for size in reversed(self._sizes))

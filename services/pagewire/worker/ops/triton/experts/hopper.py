@@ -167,16 +167,17 @@ def _place(item, tiles, blocks):
 
 
 @gluon.jit
-def _rows(tiles_ptr, tile, pairs, tiles):
-    """Return the expert of a tile, its first row, and the row after its last one.
+def _find(tiles_ptr, item, pairs, tiles, blocks):
+    """Return an item's expert, first row, the row after its last one, and its block of features.
 
     The expert is negative for a tile that is not used, or does not exist. A tile ends where the
     next one begins.
     """
+    tile, block = _place(item, tiles, blocks)
     expert = gl.load(tiles_ptr + tile, mask=tile < tiles, other=-1)
     first = gl.load(tiles_ptr + tiles + tile, mask=tile < tiles, other=0)
     end = gl.load(tiles_ptr + tiles + tile + 1, mask=tile + 1 < tiles, other=pairs)
-    return expert, first, gl.minimum(end, pairs)
+    return expert, first, gl.minimum(end, pairs), block
 
 
 @gluon.jit
@@ -199,11 +200,10 @@ def _load(
     blocks = gl.cdiv(features, OUTPUTS)
     stage = 0
     phase = 1
-    tile, block = _place(gl.program_id(0), tiles, blocks)
-    expert, first, _ = _rows(tiles_ptr, tile, pairs, tiles)
+    expert, first, _, block = _find(tiles_ptr, gl.program_id(0), pairs, tiles, blocks)
     for item in range(gl.program_id(0), tiles * blocks, gl.num_programs(0)):
-        tile, next_block = _place(item + gl.num_programs(0), tiles, blocks)
-        next_expert, next_first, _ = _rows(tiles_ptr, tile, pairs, tiles)
+        following = item + gl.num_programs(0)
+        next_expert, next_first, _, next_block = _find(tiles_ptr, following, pairs, tiles, blocks)
         if expert >= 0:
             left = expert * features * (2 if GATED else 1) + block * OUTPUTS
             right = left + (features if GATED else SIDE)
@@ -248,11 +248,12 @@ def _consume(
     blocks = gl.cdiv(features, OUTPUTS)
     stage = 0
     phase = 0
-    tile, block = _place(gl.program_id(0), tiles, blocks)
-    expert, first, end = _rows(tiles_ptr, tile, pairs, tiles)
+    expert, first, end, block = _find(tiles_ptr, gl.program_id(0), pairs, tiles, blocks)
     for item in range(gl.program_id(0), tiles * blocks, gl.num_programs(0)):
-        tile, next_block = _place(item + gl.num_programs(0), tiles, blocks)
-        next_expert, next_first, next_end = _rows(tiles_ptr, tile, pairs, tiles)
+        following = item + gl.num_programs(0)
+        next_expert, next_first, next_end, next_block = _find(
+            tiles_ptr, following, pairs, tiles, blocks
+        )
         if expert >= 0:
             first += consumer * HEIGHT
             if first < end:
