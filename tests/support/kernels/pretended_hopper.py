@@ -141,7 +141,7 @@ class _Graph:
 
 
 class _Record:
-    """Stands in for `KernelRecord`: kernels were never compiled."""
+    """Stands in for `KernelRecord`: kernels were never compiled, GEMMs never measured."""
 
     def __init__(self, _: WorkerConfig) -> None:
         pass
@@ -150,6 +150,12 @@ class _Record:
         return False
 
     def write(self) -> None:
+        pass
+
+    def gemms(self) -> None:
+        pass
+
+    def keep_gemms(self, _: dict[str, Any]) -> None:
         pass
 
 
@@ -243,6 +249,7 @@ def pretended(start: PretendedStart) -> Iterator[None]:
             (PoolingHead, "randomize", lambda *_: None),
             (loading, "Decoder", decoder),
             (tuning, "choose_algorithms", _compared),
+            (tuning, "choices", lambda _: {}),
             (invariance, "check_invariance", compared),
             (tuning, "_once", lambda run: 1.0 if run() is not None else 0.0),
             (eager.EagerBackend, "_to_host", _to_host),

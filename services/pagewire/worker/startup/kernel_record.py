@@ -1,15 +1,18 @@
-"""A marker file in Triton's cache: every kernel of a worker of this configuration is compiled.
+"""What a worker's start leaves in Triton's cache for later starts of the same configuration.
 
-A worker that finds the file starts no `CompilePool`. If the cache was emptied in part, the worker
-compiles the missing kernels itself: it only starts later. This module needs neither torch nor
-triton, so that the file can be looked up before they are imported.
+A marker file tells that every kernel is compiled. A worker that finds it starts no `CompilePool`.
+If the cache was emptied in part, the worker compiles the missing kernels itself: it only starts
+later. A second file has the algorithms of its GEMMs. This module needs neither torch nor triton, so
+that the marker can be looked up before they are imported.
 """
 
+import json
 import logging
 import os
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from pagewire import limits
 from pagewire.config import WorkerConfig
@@ -22,7 +25,7 @@ GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 class KernelRecord:
-    """The marker file of one configuration with the present code and GPUs."""
+    """The files of one configuration with the present code and GPUs."""
 
     def __init__(self, config: WorkerConfig) -> None:
         self._path = _path(config)
@@ -40,6 +43,31 @@ class KernelRecord:
             self._path.touch()
         except OSError as error:
             log.warning("the next start will look for kernels to compile again: %s", error)
+
+    def gemms(self) -> dict[str, Any] | None:
+        """What `keep_gemms` has kept, of any kind of GPU; None if that is nothing."""
+        try:
+            kept = None if self._path is None else json.loads(_gemms(self._path).read_text())
+        except (OSError, ValueError):
+            return None
+        return kept if isinstance(kept, dict) else None
+
+    def keep_gemms(self, choices: dict[str, Any]) -> None:
+        """Keeps the algorithms of GEMMs, a JSON object, for later starts."""
+        if self._path is None:
+            return
+        path = _gemms(self._path)
+        written = path.with_suffix(f".{os.getpid()}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            written.write_text(json.dumps(choices))
+            written.replace(path)  # at once: another worker may read it now
+        except OSError as error:
+            log.warning("the next start will measure GEMMs again: %s", error)
+
+
+def _gemms(marker: Path) -> Path:
+    return marker.with_name(f"{marker.name}-gemms.json")
 
 
 def cache_folder() -> Path:

@@ -190,10 +190,10 @@ def _load(
                 phases.end("compiling")
             check_invariance(model, weights, config.block_size, dtype)
             phases.end("comparing bits")
-        choose_gemms(decoder, trial, config.batch_invariant)
+        decoders = [decoder]
         if draft is not None:
-            drafting = draft.decoder if isinstance(draft, EagleHead) else draft
-            choose_gemms(drafting, trial, config.batch_invariant)
+            decoders.append(draft.decoder if isinstance(draft, EagleHead) else draft)
+        choose_gemms(decoders, trial, config.batch_invariant, record)
         phases.end("choosing GEMM algorithms")
         if pool is not None:
             compiled = pool.finish()

@@ -12,7 +12,7 @@ from pagewire.worker.model.decoder import Decoder
 from pagewire.worker.model.fused_layer import is_fused
 from pagewire.worker.model.weights import LayerWeights
 from pagewire.worker.ops.contract.quantized import GroupedWeight, LinearWeight
-from pagewire.worker.ops.cublas.gemm import Gemm, choose_algorithms
+from pagewire.worker.ops.cublas.gemm import Gemm, choices, choose_algorithms, use_choices
 from pagewire.worker.ops.triton.experts import hopper
 from pagewire.worker.ops.triton.experts.tuning import choose_tiles
 from pagewire.worker.ops.triton.invariant import linear as invariant
@@ -23,15 +23,40 @@ from pagewire.worker.ops.triton.streamed.gemm import is_supported
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.runtime.graphs.backend import decode_buckets
 from pagewire.worker.runtime.graphs.mixed_layout import body_sizes
+from pagewire.worker.startup.kernel_record import KernelRecord
 
 log = logging.getLogger(__name__)
 
 
-def choose_gemms(decoder: Decoder, limits: Limits, batch_invariant: bool = False) -> None:
+def choose_gemms(
+    decoders: Sequence[Decoder], limits: Limits, batch_invariant: bool, record: KernelRecord
+) -> None:
+    """Chooses the algorithms of all GEMMs of a model, and of a draft model, that cuBLAS computes.
+
+    Earlier choices are read from `record`; without them, all are measured and written to it.
+    With `batch_invariant` each start measures, because it compares bits on the spot.
+    """
+    device = decoders[0].weights.embedding.device
+    recorded = None if batch_invariant else record.gemms()
+    try:
+        if recorded is not None and use_choices(recorded, device):
+            count = len(recorded["algorithms"])
+            log.info("GEMMs of %d sizes use algorithms that an earlier start has measured", count)
+            return
+        changed = sum(_measure_gemms(decoder, limits, batch_invariant) for decoder in decoders)
+        log.info("GEMMs of %d sizes use another algorithm than torch chooses", changed)
+        if not batch_invariant:
+            record.keep_gemms(choices(device))
+    except (OSError, RuntimeError) as error:  # no library, or no memory for the measurement
+        log.warning("GEMMs that are not measured yet keep torch's algorithms: %s", error)
+
+
+def _measure_gemms(decoder: Decoder, limits: Limits, batch_invariant: bool) -> int:
     """Measures the GEMMs of the layers, for all row counts of the graphs that cuBLAS computes.
 
-    With `batch_invariant` it also measures those of the head and of layers with biases. Then cuBLAS
-    computes only GEMMs whose bits equal those of that mode's kernels.
+    Returns the number of sizes whose algorithm is another one than torch's. With `batch_invariant`
+    it also measures those of the head and of layers with biases. Then cuBLAS computes only GEMMs
+    whose bits equal those of that mode's kernels.
     """
     choose = partial(_choose, batch_invariant=batch_invariant)
     layers = decoder.weights.layers
@@ -57,7 +82,7 @@ def choose_gemms(decoder: Decoder, limits: Limits, batch_invariant: bool = False
         # Without the weight's own values, which a kernel would have to be compiled for.
         wide = weight.scales.new_empty(weight.shape).normal_(0.0, 0.02)
         changed += _choose([wide], widened, is_added)
-    log.info("GEMMs of %d sizes use another algorithm than torch chooses", changed)
+    return changed
 
 
 def choose_expert_tiles(decoder: Decoder, limits: Limits) -> None:

@@ -1,4 +1,4 @@
-"""The marker file of compiled kernels, and the worker that finds it."""
+"""The files of compiled kernels and measured GEMMs, and the worker that finds them."""
 
 import json
 from dataclasses import replace
@@ -92,6 +92,31 @@ def test_what_cannot_be_read_or_written_is_not_recorded(
     KernelRecord(config).write()
     assert "look for kernels to compile again" in caplog.text
     assert not KernelRecord(config).exists()
+
+
+def test_gemms_are_kept_for_workers_with_the_same(config: WorkerConfig) -> None:
+    assert KernelRecord(config).gemms() is None
+    for choices in ({"algorithms": []}, {"algorithms": [[8, 16, 16, "bfloat16", False, "00"]]}):
+        KernelRecord(config).keep_gemms(choices)
+        assert KernelRecord(replace(config, seed=7)).gemms() == choices
+    assert KernelRecord(replace(config, num_slots=512)).gemms() is None
+    assert not KernelRecord(config).exists(), "kernels may still be missing"
+    assert len(list(cache_folder().iterdir())) == 1, "no file is left half written"
+
+
+def test_gemms_that_cannot_be_read_or_kept_are_measured_again(
+    config: WorkerConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    KernelRecord(config).keep_gemms({"algorithms": []})
+    [kept] = cache_folder().iterdir()
+    for broken in ("", "[]", '{"algorithms": ['):
+        kept.write_text(broken)
+        assert KernelRecord(config).gemms() is None
+    kept.unlink()
+    kept.parent.rmdir()
+    kept.parent.write_text("no folder")
+    KernelRecord(config).keep_gemms({"algorithms": []})
+    assert "measure GEMMs again" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["TRITON_CACHE_DIR", "TRITON_HOME", None])

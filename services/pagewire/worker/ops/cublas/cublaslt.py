@@ -80,6 +80,7 @@ class _HeuristicResult(Structure):
 
 
 _ARGUMENTS: dict[str, list[Any]] = {
+    "cublasLtGetVersion": [],
     "cublasLtCreate": [POINTER(Handle)],
     "cublasLtMatmulDescCreate": [POINTER(Handle), c_int, c_int],
     "cublasLtMatmulDescSetAttribute": [Handle, c_int, Handle, c_size_t],
@@ -154,6 +155,41 @@ def algorithms(shape: Shape, others: Iterable[Algorithm] = ()) -> list[Algorithm
     """
     if shape.dtype not in _DATA_TYPES:
         return []
+    described = _describe(shape)
+    found = {
+        bytes(result.algo): replace(described, chosen=result.algo)
+        for limit in _WORKSPACE_LIMITS
+        for result in _heuristics(described, limit)
+    }
+    for other in others:
+        candidate = replace(described, chosen=other.chosen)
+        if bytes(other.chosen) not in found and _fits(candidate):
+            found[bytes(other.chosen)] = candidate
+    return list(found.values())
+
+
+def algorithm_of(shape: Shape, chosen: bytes) -> Algorithm | None:
+    """Return the algorithm with these bytes of an earlier one's `chosen`.
+
+    None if the library does not support it for `shape`. Only the same version of the library gives
+    the bytes the same meaning.
+
+    Raises:
+        OSError, RuntimeError: as `algorithms`.
+    """
+    if shape.dtype not in _DATA_TYPES or len(chosen) != ctypes.sizeof(_Algorithm):
+        return None
+    algorithm = replace(_describe(shape), chosen=_Algorithm.from_buffer_copy(chosen))
+    return algorithm if _fits(algorithm) else None
+
+
+def library_version() -> int:
+    """Return the version of the library; OSError if there is none."""
+    return int(_library().cublasLtGetVersion())
+
+
+def _describe(shape: Shape) -> Algorithm:
+    """Return the descriptors of a shape, with an algorithm that is not set yet."""
     library = _library()
     description = _new(library.cublasLtMatmulDescCreate, _COMPUTE_32F, _CUDA_R_32F)
     transposed = c_int32(_OP_T)
@@ -168,19 +204,14 @@ def algorithms(shape: Shape, others: Iterable[Algorithm] = ()) -> list[Algorithm
         kind = _DATA_TYPES[shape.dtype]
         return _new(library.cublasLtMatrixLayoutCreate, kind, rows, columns, rows)
 
-    weight, x = layout(shape.k, shape.features), layout(shape.k, shape.tokens)
-    out = layout(shape.features, shape.tokens)
-    beta = c_float(1.0 if shape.add else 0.0)
-    found = {
-        bytes(result.algo): Algorithm(result.algo, description, weight, x, out, beta)
-        for limit in _WORKSPACE_LIMITS
-        for result in _heuristics(description, weight, x, out, limit)
-    }
-    for other in others:
-        candidate = Algorithm(other.chosen, description, weight, x, out, beta)
-        if bytes(other.chosen) not in found and _fits(candidate):
-            found[bytes(other.chosen)] = candidate
-    return list(found.values())
+    return Algorithm(
+        chosen=_Algorithm(),
+        description=description,
+        weight=layout(shape.k, shape.features),
+        x=layout(shape.k, shape.tokens),
+        out=layout(shape.features, shape.tokens),
+        beta=c_float(1.0 if shape.add else 0.0),
+    )
 
 
 def multiply(x: Tensor, weight: Tensor, out: Tensor, algorithm: Algorithm) -> Tensor:
@@ -255,9 +286,7 @@ def _fits(algorithm: Algorithm) -> bool:
     return ready and result.workspace_size <= WORKSPACE_BYTES
 
 
-def _heuristics(
-    description: Handle, weight: Handle, x: Handle, out: Handle, workspace: int
-) -> Iterator[_HeuristicResult]:
+def _heuristics(described: Algorithm, workspace: int) -> Iterator[_HeuristicResult]:
     library = _library()
     preference = _new(library.cublasLtMatmulPreferenceCreate)
     limit = c_uint64(workspace)
@@ -269,11 +298,11 @@ def _heuristics(
     results, count = (_HeuristicResult * _MAX_RESULTS)(), c_int()
     status = library.cublasLtMatmulAlgoGetHeuristic(
         _handle(),
-        description,
-        weight,
-        x,
-        out,
-        out,
+        described.description,
+        described.weight,
+        described.x,
+        described.out,
+        described.out,
         preference,
         _MAX_RESULTS,
         results,
@@ -289,6 +318,7 @@ def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(f"libcublasLt.so.{str(torch.version.cuda).split('.')[0]}")
     for name, arguments in _ARGUMENTS.items():
         getattr(library, name).argtypes = arguments
+    library.cublasLtGetVersion.restype = c_size_t
     return library
 
 

@@ -9,10 +9,10 @@ run with torch's algorithm. See docs/decisions/gemm-algorithms-are-measured.md.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,14 +21,14 @@ from pagewire.worker.ops.cublas.cublaslt import (
     ALIGNMENT,
     Algorithm,
     Shape,
+    algorithm_of,
     algorithms,
+    library_version,
     multiply,
     with_settings,
 )
 from pagewire.worker.ops.cublas.one_wave import HEIGHTS, one_wave_tiles
 from pagewire.worker.ops.device import multiprocessors
-
-log = logging.getLogger(__name__)
 
 # Writing this many bytes removes weights from the L2 cache. It also keeps the device busy while the
 # timed launches are queued.
@@ -100,26 +100,65 @@ def choose_algorithms(
 
     Returns:
         The number of sizes for which an algorithm other than torch's was chosen.
+
+    Raises:
+        OSError: there is no library.
+        RuntimeError: the library returned an error, or the measurement has no memory.
     """
     features, k = weights[0].shape
     shapes = [Shape(count, features, k, weights[0].dtype, add) for count in sorted(tokens)]
     neighbours: deque[Algorithm] = deque(maxlen=NEIGHBOURS)
     changed = 0
-    try:
-        scratch = torch.empty(SCRATCH_BYTES, dtype=torch.uint8, device=weights[0].device)
-        for shape in shapes:
-            if reference is None and not _worth_measuring(shape):
-                continue
-            order = None if reference is None else ReferenceOrder(shape, weights[0], reference)
-            fastest, margin = _fastest(shape, neighbours, weights, scratch, order)
-            if fastest is not None:
-                neighbours.append(fastest)
-                if margin > MARGIN or order is not None:
-                    _chosen[shape] = fastest
-                    changed += 1
-    except (OSError, RuntimeError) as error:  # no library, or no memory for the measurement
-        log.warning("GEMMs that are not measured yet keep torch's algorithms: %s", error)
+    scratch = torch.empty(SCRATCH_BYTES, dtype=torch.uint8, device=weights[0].device)
+    for shape in shapes:
+        if reference is None and not _worth_measuring(shape):
+            continue
+        order = None if reference is None else ReferenceOrder(shape, weights[0], reference)
+        fastest, margin = _fastest(shape, neighbours, weights, scratch, order)
+        if fastest is not None:
+            neighbours.append(fastest)
+            if margin > MARGIN or order is not None:
+                _chosen[shape] = fastest
+                changed += 1
     return changed
+
+
+def choices(device: torch.device) -> dict[str, Any]:
+    """Return the chosen algorithms of a GPU as JSON can hold them, for `use_choices`.
+
+    Raises:
+        OSError: there is no library.
+    """
+    return {
+        "device": torch.cuda.get_device_name(device),
+        "library": library_version(),
+        "algorithms": [
+            [s.tokens, s.features, s.k, _name(s.dtype), s.add, bytes(algorithm.chosen).hex()]
+            for s, algorithm in _chosen.items()
+        ],
+    }
+
+
+def use_choices(recorded: dict[str, Any], device: torch.device) -> bool:
+    """Choose the algorithms that `choices` returned in another process, without measuring.
+
+    False, and nothing is chosen, if they are those of another kind of GPU or another library.
+
+    Raises:
+        OSError, RuntimeError: as `choose_algorithms`.
+    """
+    found: dict[Shape, Algorithm] = {}
+    here = torch.cuda.get_device_name(device), library_version()
+    if (recorded["device"], recorded["library"]) != here:
+        return False
+    for tokens, features, k, dtype, add, chosen in recorded["algorithms"]:
+        shape = Shape(tokens, features, k, getattr(torch, dtype), add)
+        algorithm = algorithm_of(shape, bytes.fromhex(chosen))
+        if algorithm is None:
+            return False
+        found[shape] = algorithm
+    _chosen.update(found)
+    return True
 
 
 class ReferenceOrder:
@@ -138,6 +177,10 @@ class ReferenceOrder:
     def holds(self, run: Gemm) -> bool:
         """Whether `run` has the bits of the reference."""
         return torch.equal(run(self._x, self._weight, self._held.clone()), self._expected)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _usual(shape: Shape) -> Gemm:
