@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=100, help="of text, at most")
     parser.add_argument("--output", type=Path, required=True, help="folder for tokenizer.json")
     args = parser.parse_args()
+    args.output.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
