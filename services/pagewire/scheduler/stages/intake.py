@@ -235,8 +235,9 @@ class Intake:
         if field and not limits.constraints:
             raise invalid(
                 field,
-                f"{field}: a worker of this model takes no constraints, because it is simulated or "
-                "an external program, or the model has no tokenizer; remove it",
+                f"{field}: a worker of this model takes no constraints: it is simulated or an "
+                "external program, it was started with --no-structured-output, or the model has no "
+                "tokenizer for grammars (the worker's log says why); remove it",
             )
         if not message.HasField("structured_output"):
             return ""
