@@ -75,20 +75,25 @@ def fill_views(
             _fill(path, places, owners, advance)
 
 
-def check_plain(files: list[Path], config: ModelConfig) -> None:
-    """Raises SetupError for tensors that are missing, unknown, or of the wrong shape or type.
+def plain_tensors(files: list[Path], config: ModelConfig) -> dict[Path, list[str]]:
+    """The names of the tensors that the model needs from each file; each is in one file only.
 
     `files` have the weights of a model that is not quantized. No values are read.
+
+    Raises:
+        SetupError: a tensor is missing, unknown, or of the wrong shape or type.
     """
     weights = empty_weights(config, torch.bfloat16, torch.device("meta"))
     views = named_views(config, weights)
     names = _Names(config, views, {})
     places = _Places(views, QuantizedLayers({}, torch.bfloat16, ()), names)
-    places.check_complete(files[0].parent, _owners(files, names).keys())
+    owners = _owners(files, names)
+    places.check_complete(files[0].parent, owners.keys())
+    needed = {}
     for path in files:
         with opened(path) as file:
-            for name in file.keys():  # noqa: SIM118, a safetensors file does not iterate
-                _wanted(path, name, file, places)
+            needed[path] = [name for name, _ in _needed(file, path, places, owners)]
+    return needed
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -129,16 +134,21 @@ def _owners(files: list[Path], names: "_Names") -> dict[str, Path]:
     """The file of each tensor, by common name.
 
     The index decides between two files that have the same tensor. SetupError if it does not name
-    the tensor.
+    the tensor, or if a file has a tensor by two names.
     """
     owners: dict[str, Path] = {}
     chosen: dict[str, str] = {}  # the index, once two files have the same tensor
     for path in files:
+        seen: dict[str, str] = {}
         with opened(path) as file:
             for stored in file.keys():  # noqa: SIM118, a safetensors file does not iterate
                 name = names.usual(stored)
                 if name is None:
                     continue
+                if (other := seen.setdefault(name, stored)) != stored:
+                    raise SetupError(
+                        f"{path}: {other} and {stored} name the same tensor; remove one of them"
+                    )
                 first = owners.setdefault(name, path)
                 if first is path:
                     continue
@@ -241,14 +251,25 @@ class _Places:
 def _fill(
     path: Path, places: _Places, owners: dict[str, Path], advance: Callable[[int], None]
 ) -> None:
-    """Copies every tensor of one file to its place, except those that `owners` has elsewhere."""
+    """Copies every needed tensor of one file to its place."""
     with opened(path) as file:
-        for name in file.keys():  # noqa: SIM118, a safetensors file does not iterate
-            usual = _wanted(path, name, file, places)
-            if usual is not None and owners[usual] == path:
-                tensor = file.get_tensor(name)
-                places.put(usual, tensor)
-                advance(tensor.nbytes)
+        for name, usual in _needed(file, path, places, owners):
+            tensor = file.get_tensor(name)
+            places.put(usual, tensor)
+            advance(tensor.nbytes)
+
+
+def _needed(
+    file: Any, path: Path, places: _Places, owners: dict[str, Path]
+) -> Iterator[tuple[str, str]]:
+    """The stored and the common name of each tensor that the model needs from an open file.
+
+    Tensors that `owners` has elsewhere are left out. SetupError if a tensor is wrong or unknown.
+    """
+    for name in file.keys():  # noqa: SIM118, a safetensors file does not iterate
+        usual = _wanted(path, name, file, places)
+        if usual is not None and owners[usual] == path:
+            yield name, usual
 
 
 def _wanted(path: Path, name: str, file: Any, places: _Places) -> str | None:

@@ -1,6 +1,6 @@
 """Quantizes the weights of a model folder and writes them as another folder."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from torch import Tensor
 
 from pagewire.worker.errors import SetupError
-from pagewire.worker.model.checkpoint import check_plain, opened, weight_files
+from pagewire.worker.model.checkpoint import opened, plain_tensors, weight_files
 from pagewire.worker.model.config import ModelConfig, read_model_config
 from pagewire.worker.model.progress import progress
 from pagewire.worker.model.quantization.export import (
@@ -55,8 +55,7 @@ def quantize_folder(
             f"{source}: --calibrate is for dense models, and {model.family} has experts; leave it "
             "out"
         )
-    files = weight_files(source)
-    check_plain(files, model)
+    files = plain_tensors(weight_files(source), model)
     names = [] if model.experts is None else [model.names.part("router")]
     if model.experts is not None and model.experts.shared_gate:
         names.append(model.names.part("shared_gate"))
@@ -75,7 +74,10 @@ def quantize_folder(
     return _write(source, output, replace(layers, done=done), files)
 
 
-def _write(source: Path, output: Path, layers: Layers, files: list[Path]) -> tuple[int, int]:
+def _write(
+    source: Path, output: Path, layers: Layers, files: dict[Path, list[str]]
+) -> tuple[int, int]:
+    """Writes the tensors that `files` names; returns the bytes before and after."""
     total = _bytes(files)
     with progress(f"quantizing to {layers.target}", total) as advance:
         write_folder(source, output, layers, files, _tensors, advance)
@@ -86,14 +88,14 @@ def _calibrated(
     model: ModelConfig,
     nearest: Path,
     layers: Layers,
-    files: list[Path],
+    files: dict[Path, list[str]],
     sequences: list[list[int]],
 ) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """The name of each quantized layer, and its tensors.
 
     `nearest` is the same model with values rounded to the nearest.
     """
-    places = {name: path for path in files for name in _names(path)}
+    places = {name: path for path, names in files.items() for name in names}
     with progress("calibrating", _bytes(files)) as advance:
         for number, squares in enumerate(layer_inputs(nearest, sequences)):
             prefix = layer_name(model, number)
@@ -115,16 +117,11 @@ def _calibrated(
                     advance(weight.nbytes)
 
 
-def _names(path: Path) -> list[str]:
+def _tensors(path: Path, names: list[str]) -> dict[str, Tensor]:
+    """Some tensors of one file, which stay in the file until they are used."""
     with opened(path) as file:
-        return [*file.keys()]
+        return {name: file.get_tensor(name) for name in names}
 
 
-def _tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of one file, which stay in the file until they are used."""
-    with opened(path) as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-
-
-def _bytes(files: list[Path]) -> int:
+def _bytes(files: Iterable[Path]) -> int:
     return sum(path.stat().st_size for path in files)

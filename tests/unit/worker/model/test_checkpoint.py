@@ -126,6 +126,14 @@ def test_tensor_without_a_place_is_named(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_two_names_of_a_tensor_are_named(tmp_path: Path) -> None:
+    save_model(tmp_path, "llama")
+    other = {"norm.weight": torch.ones(64)}  # as a decoder without a head stores it
+    rewrite(tmp_path, lambda tensors: tensors.update(other))
+    with pytest.raises(SetupError, match=r"model\.norm\.weight and norm\.weight name the same"):
+        load(tmp_path)
+
+
 def test_derived_tensors_are_ignored(tmp_path: Path) -> None:
     save_model(tmp_path, "qwen2")
     derived = {

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkdtemp
@@ -138,15 +138,15 @@ def write_folder(
     source: Path,
     output: Path,
     layers: Layers,
-    files: Iterable[Path],
-    read: Callable[[Path], Mapping[str, Tensor]],
+    files: Mapping[Path, list[str]],
+    read: Callable[[Path, list[str]], Mapping[str, Tensor]],
     advance: Callable[[int], None],
 ) -> None:
     """Writes a quantized copy of the model in `source` to `output`, which must not exist.
 
     The folder gets its name when it is complete. It also has the files of `source` that are not
-    weights. `read` returns the tensors of one of the weight `files`. `advance` receives the bytes
-    read since its last call.
+    weights. `files` are those of weights, with the names of the tensors to write. `read` returns
+    such tensors of one file. `advance` receives the bytes read since its last call.
 
     Raises:
         SetupError: `output` exists, its weights cannot be written, or a layer cannot be quantized
@@ -176,16 +176,18 @@ def write_folder(
 def _write_weights(
     folder: Path,
     layers: Layers,
-    files: Iterable[Path],
-    read: Callable[[Path], Mapping[str, Tensor]],
+    files: Mapping[Path, list[str]],
+    read: Callable[[Path, list[str]], Mapping[str, Tensor]],
     advance: Callable[[int], None],
 ) -> None:
-    """Writes a file for each of `files`, and the index."""
+    """Writes a file for each of `files` that has tensors to write, and the index."""
     places: dict[str, str] = {}
     size = 0
-    for path in files:
+    for path, names in files.items():
+        if not names:
+            continue
         written: dict[str, Tensor] = {}
-        for name, tensor in read(path).items():
+        for name, tensor in read(path, names).items():
             stored = layers.stored(name, tensor)
             written |= {key: value.contiguous() for key, value in stored.items()}
             advance(tensor.nbytes)

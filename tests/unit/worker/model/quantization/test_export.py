@@ -8,6 +8,7 @@ import pytest
 import torch
 from compressed_tensors.quantization import QuantizationConfig
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -124,6 +125,34 @@ def test_shards_keep_their_names_and_other_files_are_copied(tmp_path: Path) -> N
     assert (output / "tokenizer.json").read_text() == "{}"
     assert not (output / "pytorch_model.bin").exists()
     assert prompt_logits(load_decoder(output, torch.float32, 40), PROMPT).isfinite().all()
+
+
+def test_a_tensor_that_two_shards_have_is_written_once(tmp_path: Path) -> None:
+    source, output = tmp_path / "plain", tmp_path / "small"
+    save_model(source, "llama", shard="300KB", **SIZES)
+    quantize_folder(source, tmp_path / "expected", "int4", 32)
+    first, *_, last = sorted(source.glob("*.safetensors"))
+    tensors = load_file(first)
+    name = next(name for name in tensors if name.endswith("_proj.weight"))
+    # The index names the first file for it, so the other values are never read.
+    save_file({**load_file(last), name: 3 * tensors[name]}, last, metadata={"format": "pt"})
+    quantize_folder(source, output, "int4", 32)
+    for path in (tmp_path / "expected").glob("*.safetensors"):
+        assert (output / path.name).read_bytes() == path.read_bytes()
+    index = "model.safetensors.index.json"
+    assert (output / index).read_text() == (tmp_path / "expected" / index).read_text()
+
+
+def test_a_tied_head_is_not_written(tmp_path: Path) -> None:
+    save_model(tmp_path / "plain", "llama-tied", **SIZES)
+    path = tmp_path / "plain" / "model.safetensors"
+    tensors = load_file(path)
+    head = {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
+    save_file({**tensors, **head}, path, metadata={"format": "pt"})
+    quantize_folder(tmp_path / "plain", tmp_path / "small", "fp8", 128)
+    assert not head.keys() & stored(tmp_path / "small").keys()
+    assert "model.embed_tokens.weight" in stored(tmp_path / "small")
+    assert their_logits(tmp_path / "small").isfinite().all()
 
 
 def test_a_folder_appears_complete_or_not_at_all(
