@@ -9,9 +9,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from pagewire.llm import LLM, AsyncLLM, RequestError, SamplingParams
+from pagewire.v1 import inference_pb2 as pb
+from pagewire.v1 import inference_pb2_grpc
 from support.programs import scripted_model as scripted
 from support.waiting import until
 
@@ -90,6 +93,19 @@ def test_what_the_program_does_not_honour_is_refused_by_name(stack, params, fiel
     with pytest.raises(RequestError, match=field) as caught:
         stack.tokens(PROMPT, params=PARAMS.replace(**params))
     assert caught.value.field == field
+
+
+def test_a_beam_search_over_grpc_is_refused_by_its_name(stack):
+    asked = pb.GenerateRequest(
+        prompt_token_ids=pb.TokenIds(ids=PROMPT), beam_search=pb.BeamSearch(width=2)
+    )
+    with (
+        grpc.insecure_channel(stack.llm._stack.connected().address) as channel,
+        pytest.raises(grpc.RpcError) as caught,
+    ):
+        list(inference_pb2_grpc.InferenceStub(channel).Generate(asked))
+    assert caught.value.details().startswith("beam_search is not possible with a command worker")
+    assert dict(caught.value.trailing_metadata())["pagewire-error-field"] == "beam_search"
 
 
 def test_a_constraint_is_refused_because_a_program_takes_none(stack):

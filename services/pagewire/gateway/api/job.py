@@ -56,12 +56,10 @@ class Job:
 
 
 def name_cause(job: Job, error: RequestError) -> None:
-    """Names the cause in an error about log probabilities that the client has not asked for."""
-    if error.field != "logprobs" or job.shows_logprobs:
-        return
-    if job.requests[0].HasField("beam_search"):
+    """Names the client's field in an error about a search or log probabilities behind it."""
+    if error.field == "beam_search":
         error.rename_field("use_beam_search")
-    elif job.candidates > job.n:
+    elif error.field == "logprobs" and job.candidates > job.n and not job.shows_logprobs:
         error.rename_field("best_of")
 
 

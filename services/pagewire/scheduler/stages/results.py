@@ -83,4 +83,7 @@ class Results:
         if error.retryable and attempts <= self._max_retries:
             self._enqueue([sequence])
             return
-        self._endings.fail(request, failures.worker_failed(error.message, error.field))
+        failure = failures.worker_failed(error.message, error.field)
+        if request.beams is not None and failure.field == "logprobs":
+            failure.rename_field("beam_search")  # the search asks for them, not the client
+        self._endings.fail(request, failure)
