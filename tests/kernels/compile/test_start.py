@@ -253,6 +253,7 @@ def report() -> dict[str, Any]:
             "ahead": sorted({job.kernel for job in start.ahead}),
             "late": sorted({job.kernel for job in start.late}),
             "refused": sorted(set(start.refused)),
+            "profiled": sorted({job.kernel for job in start.profiled}),
         }
     return found
 
@@ -337,6 +338,11 @@ def test_graphs_need_no_host(case: str, starts: dict) -> None:
 )
 def test_models_take_their_kernels(case: str, kernels: set, starts: dict) -> None:
     assert kernels <= {*starts[case]["ahead"]}
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "draft_model" in CASES[case][1]])
+def test_drafts_are_part_of_the_memory_profile(case: str, starts: dict) -> None:
+    assert "_locate_kernel" in starts[case]["profiled"]  # only captured steps launch it
 
 
 if __name__ == "__main__":

@@ -53,6 +53,7 @@ class PretendedStart:
     ahead: list[CompileJob] = field(default_factory=list)  # compiled before weights are loaded
     launched: list[CompileJob] = field(default_factory=list)  # looked up after that
     refused: list[str] = field(default_factory=list)  # what a GPU would refuse or wait for
+    profiled: list[CompileJob] = field(default_factory=list)  # of `launched`, to measure memory
 
     @property
     def late(self) -> list[CompileJob]:
@@ -217,7 +218,9 @@ def pretended(start: PretendedStart) -> Iterator[None]:
             watch.capturing = False
 
     def free_bytes(_: torch.device, __: float, profile: Callable[[], None]) -> int:
+        before = len(start.launched)
         profile()
+        start.profiled += start.launched[before:]
         return MEMORY
 
     def dummy(model: Any, dtype: torch.dtype, device: torch.device, _: int) -> Any:

@@ -3,8 +3,8 @@
 import logging
 import os
 import re
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -203,10 +203,18 @@ def _load(
             phases.end("choosing tiles of experts")
     elif pool is not None:
         pool.close()
-    limits = _limits(config, decoder, draft, trial, dtype)
+    late: list[str] = []
+
+    def profile() -> None:
+        _largest_step(decoder, trial, dtype)
+        if draft is not None:  # only captured steps draft
+            late.extend(load_kernels(decoder, trial, dtype, draft))
+
+    limits = _limits(config, decoder, draft, trial, dtype, profile)
     phases.end("measuring memory")
     if graphs:
-        report_compilations(compiled, load_kernels(decoder, limits, dtype, draft))
+        late += load_kernels(decoder, limits, dtype, draft)
+        report_compilations(compiled, late)
         record.write()
         phases.end("loading kernels")
     backend: EagerBackend
@@ -433,10 +441,11 @@ def _limits(
     draft: Decoder | EagleHead | None,
     trial: Limits,
     dtype: torch.dtype,
+    profile: Callable[[], None],
 ) -> Limits:
     """The final limits, with `--num-blocks` blocks, or all blocks that fit into the memory.
 
-    A block has the KV of both models if there is a draft model.
+    A block has the KV of both models if there is a draft model. `profile` runs the largest steps.
     """
     device = decoder.weights.embedding.device
     size = block_bytes(decoder.config, config.block_size, dtype)
@@ -455,7 +464,6 @@ def _limits(
     elif device.type == "cpu":
         num_blocks = blocks_in(config.cpu_kv_bytes, size, flag)
     else:
-        profile = partial(_largest_step, decoder, trial, dtype)
         free = measure_free_bytes(device, config.gpu_memory_utilization, profile)
         num_blocks = blocks_in(free, size, flag)
     longest = trial.max_model_len
