@@ -122,12 +122,17 @@ def _weight_map(index: Path) -> dict[str, str]:
         raise SetupError(f"{error}; complete the checkpoint") from error
     given = places if isinstance(places, dict) else {}
     names = given.values()
-    if not names or not all(isinstance(name, str) and name.isprintable() for name in names):
+    if not names or not all(_is_file_name(name) for name in names):
         raise SetupError(
             f"{index} is not an index of safetensors files: its weight_map must name the file of "
             "each tensor; complete the checkpoint"
         )
     return given
+
+
+def _is_file_name(name: object) -> bool:
+    """Whether a value of an index may be the name of a file."""
+    return isinstance(name, str) and name.isprintable() and 0 < len(name.encode()) <= 255
 
 
 def _owners(files: list[Path], names: "_Names") -> dict[str, Path]:

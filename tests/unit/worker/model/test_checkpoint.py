@@ -170,7 +170,14 @@ def test_missing_shard_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "index",
-    ["[]", '{"weight_map": {}}', '{"weight_map": {"a": 1}}', '{"weight_map": {"a": ["b"]}}'],
+    [
+        "[]",
+        '{"weight_map": {}}',
+        '{"weight_map": {"a": 1}}',
+        '{"weight_map": {"a": ["b"]}}',
+        '{"weight_map": {"a": ""}}',
+        pytest.param(f'{{"weight_map": {{"a": "{"b" * 300}"}}}}', id="a long name"),
+    ],
 )
 def test_broken_index_is_named(tmp_path: Path, index: str) -> None:
     save_model(tmp_path, "llama")
