@@ -143,6 +143,10 @@ def test_sliding_window(changes: dict[str, Any], window: int | None) -> None:
             ["rope_scaling", "linear", "rope_type"],
         ),
         (
+            {"architectures": ["Gemma3ForCausalLM"], "attn_logit_softcapping": 50.0},
+            ["attn_logit_softcapping", "50.0", "None", "Gemma3ForCausalLM"],
+        ),
+        (
             {"architectures": ["Gemma3ForCausalLM"], "sliding_window": None},
             ["sliding_window", "None", "positive"],
         ),

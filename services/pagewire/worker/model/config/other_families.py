@@ -83,6 +83,7 @@ _GEMMA3 = replace(
     architecture="Gemma3ForCausalLM",
     qk_norm="head",
     local_rope=("rope_local_base_freq", 10_000.0),
+    only={**_GEMMA2.only, "attn_logit_softcapping": None},  # transformers does not apply it
     window_pattern=6,
     window_pattern_key="sliding_window_pattern",
     # Published checkpoints leave out keys that have these values.
