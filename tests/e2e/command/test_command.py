@@ -110,7 +110,7 @@ def test_a_beam_search_over_grpc_is_refused_by_its_name(stack):
 
 def test_a_constraint_is_refused_because_a_program_takes_none(stack):
     params = PARAMS.replace(allowed_token_ids=[5])
-    with pytest.raises(RequestError, match=r"no constraints, .* an external program"):
+    with pytest.raises(RequestError, match=r"no constraints: .* an external program"):
         stack.tokens(PROMPT, params=params)
 
 
