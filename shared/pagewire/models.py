@@ -119,7 +119,7 @@ def read_chat_template(file: str | Path) -> str:
 def eos_token_ids(folder: Path) -> tuple[int, ...]:
     """End-of-sequence ids: those of generation_config.json, otherwise those of config.json.
 
-    ValueError names the file if they are not integers.
+    ValueError names the file if they cannot be ids of tokens.
     """
     for name in ("generation_config.json", "config.json"):
         path = folder / name
@@ -127,9 +127,10 @@ def eos_token_ids(folder: Path) -> tuple[int, ...]:
             ids = read_json_object(path).get("eos_token_id")
             if ids is not None:
                 found = tuple(ids) if isinstance(ids, list) else (ids,)
-                if not all(type(one) is int for one in found):
+                if not all(type(one) is int and 0 <= one < 1 << 31 for one in found):
                     raise ValueError(
-                        f"{path}: eos_token_id is {ids!r}; it must be an integer or a list of them"
+                        f"{path}: eos_token_id is {ids!r}; it must be the id of a token, a list of "
+                        "ids, or null"
                     )
                 return found
     return ()

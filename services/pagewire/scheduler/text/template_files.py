@@ -17,7 +17,7 @@ def load_chat_template(folder: Path, file: Path | None = None) -> ChatTemplate |
     """The templates of a model's folder, or the one in `file`; None if the model has none.
 
     Files of templates come before those in tokenizer_config.json. ValueError for a template that
-    does not parse, and for a `file` that cannot be read.
+    does not parse or is no text, and for a `file` that cannot be read.
     """
     variables = special_tokens(folder)
     if file is not None:
@@ -34,16 +34,23 @@ def special_tokens(folder: Path) -> dict[str, str]:
 
 def _sources(folder: Path) -> dict[str, str]:
     """Templates by name."""
-    sources: dict[str, str] = {}
+    sources: dict[Any, Any] = {}
     given = _read_json(folder / "tokenizer_config.json").get("chat_template")
     if given is None:
         given = _read_json(folder / _PROCESSOR_FILE).get("chat_template")
     if isinstance(given, str):
         sources[DEFAULT] = given
-    elif isinstance(given, list):
-        sources |= {each["name"]: each["template"] for each in given}
+    elif isinstance(given, list) and all(isinstance(each, dict) for each in given):
+        sources |= {each.get("name"): each.get("template") for each in given}
     elif isinstance(given, dict):
         sources |= given
+    elif given is not None:
+        sources[DEFAULT] = given
+    if not all(isinstance(one, str) for pair in sources.items() for one in pair):
+        raise ValueError(
+            f"{folder}: chat_template must be a text, or texts with names; correct it in "
+            f"tokenizer_config.json or {_PROCESSOR_FILE}, or give --chat-template"
+        )
     if (folder / _FILE).is_file():
         sources = {DEFAULT: (folder / _FILE).read_text(encoding="utf-8")}
     named = sorted(folder.glob(_NAMED_FILES))

@@ -15,7 +15,7 @@ import numpy as np
 from tokenizers import Tokenizer as Backend
 
 from pagewire.config import SchedulerConfig
-from pagewire.errors import invalid
+from pagewire.errors import RequestError, invalid
 from pagewire.json_files import read_json_object
 from pagewire.limits import MAX_STOP_IDS, MAX_STOP_TOKEN_IDS
 from pagewire.models import eos_token_ids
@@ -323,7 +323,7 @@ def _eos_token_ids(folder: Path) -> tuple[int, ...]:
 def _default_sampling(folder: Path) -> SamplingParams:
     """The parameters that generation_config.json recommends for requests that do not set them.
 
-    ValueError names the file and a value that is not a number.
+    ValueError names the file and a value that is not a number or out of range.
     """
     path = folder / "generation_config.json"
     config = read_json_object(path) if path.is_file() else {}
@@ -332,4 +332,9 @@ def _default_sampling(folder: Path) -> SamplingParams:
     for name, value in given.items():
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise ValueError(f"{path}: {name} is {value!r}; it must be a number")
-    return SamplingParams(**given)
+        if name == "top_k" and not isinstance(value, int):
+            raise ValueError(f"{path}: {name} is {value!r}; it must be an integer")
+    try:
+        return SamplingParams(**given)
+    except RequestError as error:
+        raise ValueError(f"{path}: {error.message}") from error

@@ -57,6 +57,13 @@ def test_a_model_may_have_none(folder: Path) -> None:
     assert load_chat_template(folder) is None
 
 
+@pytest.mark.parametrize("given", [5, [{"name": "default"}], ["a"], {"default": None}])
+def test_a_template_that_is_no_text_is_named(folder: Path, given: object) -> None:
+    write(folder, "tokenizer_config.json", {"chat_template": given})
+    with pytest.raises(ValueError, match=r"chat_template must be a text.* --chat-template"):
+        load_chat_template(folder)
+
+
 def test_every_place_is_read_as_transformers_reads_it(folder: Path) -> None:
     tools = [{"type": "function", "function": {"name": "clock", "parameters": {}}}]
 

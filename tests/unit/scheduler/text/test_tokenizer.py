@@ -42,9 +42,14 @@ def test_generation_config_gives_defaults(tmp_path: Path) -> None:
         ("top_k", "true"),
         ("eos_token_id", '"2"'),
         ("eos_token_id", "[{}]"),
+        ("eos_token_id", "[2, -1]"),
+        ("eos_token_id", "2147483648"),
+        ("top_k", "5.0"),
+        ("top_k", "-1"),
+        ("temperature", "NaN"),
     ],
 )
-def test_wrong_kinds_in_generation_config_are_named(tmp_path: Path, key: str, value: str) -> None:
+def test_wrong_values_in_generation_config_are_named(tmp_path: Path, key: str, value: str) -> None:
     folder = byte_level_folder(tmp_path)
     (folder / "generation_config.json").write_text(f'{{"{key}": {value}}}')
     with pytest.raises(ValueError, match=rf"generation_config\.json: {key} is .*; it must be"):
