@@ -10,7 +10,12 @@ MESSAGES_HINTS = COMMON_HINTS | {"cache_control", "diagnostics", "inference_geo"
 MESSAGES: Neutral = {
     **COMMON,
     "container": (),
-    "context_management": (),
+    # Without edits, or with the edit of Claude Code that keeps all thinking.
+    "context_management": (
+        {},
+        {"edits": []},
+        {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    ),
     "fallbacks": ([],),
     "mcp_servers": ([],),
     "output_format": (),

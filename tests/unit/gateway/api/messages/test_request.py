@@ -231,6 +231,10 @@ def test_stop_sequences_and_effort() -> None:
         ({"output_config": {"effort": "much"}}, "output_config.effort"),
         ({"mcp_servers": [{"name": "x"}]}, "mcp_servers"),
         ({"container": "c"}, "container"),
+        (
+            {"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}},
+            "context_management",
+        ),
         ({"stop": ["x"]}, "stop"),
         ({"stop_sequences": ["a", ""]}, "stop_sequences"),
         ({"stop_sequences": ["a"] * 17}, "stop_sequences"),
@@ -272,3 +276,8 @@ def test_hints_are_accepted_and_unknown_fields_named() -> None:
     }
     request = validate(MODEL, json.dumps(body).encode())
     assert check_extras(request, False) == ("messages[].content[].mood",)
+
+
+@pytest.mark.parametrize("edits", [[], [{"type": "clear_thinking_20251015", "keep": "all"}]])
+def test_edits_of_the_context_that_change_nothing_are_accepted(edits: list[Any]) -> None:
+    parse(context_management={"edits": edits})
