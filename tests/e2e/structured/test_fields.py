@@ -221,8 +221,12 @@ def test_fields_that_exclude_every_token(stack: RunningStack) -> None:
     for fields, named in (
         ({"allowed_token_ids": four, "ignore_eos": True}, "allowed_token_ids and bad_words"),
         ({"guided_regex": "4"}, "bad_words and guided_regex"),
+        (
+            {"guided_regex": "4", "bad_words": None, "stop_token_ids": four, "min_tokens": 1},
+            "guided_regex and min_tokens",
+        ),
     ):
-        answer = post(stack, bad_words=["4"], **fields)
+        answer = post(stack, **{"bad_words": ["4"], **fields})
         assert answer.status_code == 400, answer.text
         error = answer.json()["error"]
         assert error["param"] == named.split()[0]

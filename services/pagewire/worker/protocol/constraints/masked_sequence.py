@@ -124,21 +124,26 @@ class MaskedSequence:
         if self._bans is not None:
             self._bans.narrow(mask)
         may_end = self._awaited is None and (complete or self._matcher is None)
-        if self._awaited is not None or self.index < self._min_tokens:
+        early: list[str] = []  # the field that takes the last tokens, if it does
+        if self._awaited is not None:
+            clear_bits(mask, self._end_ids)
+        elif self.index < self._min_tokens:
+            early = ["min_tokens"] if mask.any() else []
             clear_bits(mask, self._end_ids)
         elif complete:
             set_bits(mask, self._end_ids)
         if mask.any():
             return
         if not may_end or not self._ends:
-            raise self._contradiction()
+            raise self._contradiction(early)
         set_bits(mask, self._end_ids)
 
-    def _contradiction(self) -> GrammarError:
-        """The error for fields that together exclude every token."""
+    def _contradiction(self, others: list[str]) -> GrammarError:
+        """The error for fields that together exclude every token, `others` among them."""
         fields = [] if self._bans is None else self._bans.fields()
         if self._matcher is not None:
             fields.append(self._grammar_field)
+        fields += others
         return GrammarError(
             f"no token may come at index {self.index} of the output: {' and '.join(fields)} "
             "exclude all; change or remove one of these",

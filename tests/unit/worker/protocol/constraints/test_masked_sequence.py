@@ -150,6 +150,10 @@ def test_fields_that_exclude_every_token_are_named(grammars: Grammars) -> None:
     for constraint, named in (
         (regex("4", **not_four, grammar_field="response_format"), "bad_words and response_format"),
         (Constraint(allowed_token_ids=ints(four), **not_four), "allowed_token_ids and bad_words"),
+        (
+            regex("4", end_token_ids=(four,), min_tokens=1, grammar_field="response_format"),
+            "response_format and min_tokens",
+        ),
     ):
         with pytest.raises(GrammarError, match=f"index 0 of the output: {named} exclude all") as e:
             allowed(begin(grammars, constraint))
