@@ -461,6 +461,11 @@ NAN_CHAT = pb.ChatInput(messages=[pb.ChatMessage(role="user", content="x")])
 NAN_CHAT.template_kwargs.fields["a"].number_value = float("nan")
 RESERVED_CHAT = pb.ChatInput(messages=[pb.ChatMessage(role="user", content="a")])
 RESERVED_CHAT.template_kwargs["messages"] = "b"
+TWO_TOOLS_CHAT = pb.ChatInput(
+    messages=[pb.ChatMessage(role="user", content="a")],
+    tools='[{"type": "function", "function": {"name": "f"}}]',
+)
+TWO_TOOLS_CHAT.template_kwargs["tools"] = "b"
 
 BAD_REQUESTS = {
     "no input": (pb.GenerateRequest(), "input"),
@@ -540,6 +545,10 @@ BAD_REQUESTS = {
     "reserved variable": (
         pb.GenerateRequest(chat=RESERVED_CHAT),
         "chat_template_kwargs.messages cannot be set: chat templates get it",
+    ),
+    "tools and variable": (
+        pb.GenerateRequest(chat=TWO_TOOLS_CHAT),
+        "chat_template_kwargs.tools and tools are both given; remove one",
     ),
     "id with a line end": (request([1], 2, request_id="a\nb"), "printable"),
     "long id": (request([1], 2, request_id="a" * 257), "256"),

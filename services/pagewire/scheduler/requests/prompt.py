@@ -214,6 +214,12 @@ def render_chat(chat: pb.ChatInput, tokenizer: Tokenizer | TokenIdsOnly) -> str:
     check_tool_input(chat, bounds)
     messages = [template_message(message, i) for i, message in enumerate(chat.messages)]
     variables = _template_variables(chat, bounds.max_template_nodes)
+    for name in ("tools", "documents"):
+        if name in variables and getattr(chat, name):
+            raise invalid(
+                "chat_template_kwargs",
+                f"chat_template_kwargs.{name} and {name} are both given; remove one",
+            )
     if chat.tools:
         variables["tools"] = template_tools(chat.tools, bounds.max_tools)
     if chat.documents:
