@@ -253,7 +253,10 @@ class ChatRequest(GenerationFields):
         """The limit of the output; RequestError if its two names have different values."""
         old, new = self.max_tokens, self.max_completion_tokens
         if old is not None and new is not None and old != new:
-            raise invalid("max_tokens", "max_tokens and max_completion_tokens differ; give one")
+            raise invalid(
+                "max_tokens",
+                f"max_tokens is {old} and max_completion_tokens is {new}; give one",
+            )
         return old if new is None else new
 
     def _thinking_budget(self) -> int | None:

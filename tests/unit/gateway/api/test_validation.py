@@ -384,6 +384,10 @@ async def test_a_request_is_refused_and_the_next_one_is_served(
         ),
         (chat(store=True), "store is true, which is not supported; remove it"),
         (
+            chat(max_tokens=5, max_completion_tokens=6),
+            "max_tokens is 5 and max_completion_tokens is 6; give one",
+        ),
+        (
             chat(truncation_side="right"),
             "truncation_side is right, which needs truncate_prompt_tokens; set it or remove "
             "truncation_side",
