@@ -1,4 +1,4 @@
-"""Endpoints of vLLM that Pagewire does not have, and what to do instead."""
+"""Endpoints of vLLM and OpenAI that Pagewire does not have, and what to do instead."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -12,6 +12,9 @@ _RENDERED = "use /tokenize"
 
 # By method and path, as in the table of docs/api.md, which has the same words.
 ABSENT: Mapping[str, str] = {
+    # Before the paths of stored responses, which have the same form.
+    "POST /v1/responses/input_tokens": _RENDERED,
+    "POST /v1/responses/compact": "leave out the items that the model need not know",
     "GET /v1/responses/{id}": _STATELESS,
     "POST /v1/responses/{id}/cancel": _STATELESS,
     "POST /v1/chat/completions/batch": "send the requests one by one: they are batched",
