@@ -42,6 +42,12 @@ def test_a_context_that_is_too_long_is_refused_in_the_words_of_openai(
         ),
         (lambda: complete(client, "fox", max_tokens=length), "prompt", "", "in the completion"),
         (lambda: complete(client, [5] * length), "prompt", f"{length + 16}", f"{length} in the"),
+        (
+            lambda: complete(client, ["fox", "fox " * length]),
+            "prompt",
+            "more than ",
+            "in the prompt at index 1",
+        ),
         (lambda: chat(client, long_chat(length * 2)), "messages", "more than ", "in the messages"),
         # Large enough for a helper process.
         (lambda: chat(client, long_chat(20_000)), "messages", "more than ", "in the messages"),
@@ -130,8 +136,8 @@ def test_token_ids_of_prompts_over_http_and_grpc(
 
 def test_an_empty_text_is_refused_only_if_it_has_no_tokens(client: openai.OpenAI) -> None:
     """As over gRPC: the tokenizer of this model adds no special token to a text."""
-    for prompt in ("", ["fox", ""]):
+    for prompt, name in (("", "prompt"), (["fox", ""], "prompt at index 1")):
         with pytest.raises(openai.BadRequestError) as refused:
             complete(client, prompt, max_tokens=2)
-        assert refused.value.body["message"] == "prompt is empty; give at least one token"  # type: ignore[index]
+        assert refused.value.body["message"] == f"{name} is empty; give at least one token"  # type: ignore[index]
         assert refused.value.param == "prompt"

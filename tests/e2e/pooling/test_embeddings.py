@@ -108,6 +108,8 @@ def test_the_longest_prompt_fits_and_a_longer_one_does_not(embedder) -> None:
             client.embeddings.create(model=model, input=too_long)
         assert raised.value.param == "input"
         assert raised.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError, match="in the input at index 1, 0 in"):
+        client.embeddings.create(model=model, input=["short", "many words " * longest])
     options = {"truncate_prompt_tokens": -1}
     made = client.embeddings.create(model=model, input=[*ids, 1], extra_body=options)
     assert made.usage.prompt_tokens == longest
@@ -118,7 +120,7 @@ def test_the_longest_prompt_fits_and_a_longer_one_does_not(embedder) -> None:
     [
         ({}, "input", "input is required"),
         ({"input": []}, "input", "input is empty"),
-        ({"input": [[1], []]}, "input", "input 1 is empty"),
+        ({"input": [[1], []]}, "input", "input at index 1 is empty"),
         ({"input": 5}, "input", "a string, token ids, or an array"),
         ({"input": [100_000]}, "input", "input: token id 100000 is outside the model's vocabulary"),
         ({"input": ["a"] * 2049}, "input", "2048"),

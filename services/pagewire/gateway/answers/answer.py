@@ -70,7 +70,7 @@ async def answer(
     except BaseException as error:
         run.close()
         if isinstance(error, RequestError):
-            _use_names_of(job, error)
+            _use_names_of(job, error, run)
         raise
     run.close()
     if isinstance(job.formatter, AnswerForm):
@@ -80,14 +80,23 @@ async def answer(
     return PacedJson(await (_body if job.output is None else parsed_body)(job, run))
 
 
-def _use_names_of(job: Job, error: RequestError) -> None:
-    """Gives the input, and the limit of the output, their names in the request's body."""
+def _use_names_of(job: Job, error: RequestError, run: Run) -> None:
+    """Gives the input, and the limit of the output, their names in the request's body.
+
+    One of several inputs has its index, too.
+    """
+    name = job.input_field
+    failed = next((each for each in run.generations if each.failure is error), None)
+    if len(job.common) > 1 and failed is not None:
+        name += f" at index {failed.prompt_index}"
     if error.reason == CONTEXT_LENGTH_EXCEEDED:
         error.message = error.message.replace("max_tokens", job.limit_field)
-        error.message = error.message.replace("the messages", f"the {job.input_field}")
+        for given in ("the messages", "the prompt"):
+            error.message = error.message.replace(given, f"the {name}")
         error.field = job.input_field  # as in OpenAI's API, also where max_tokens is too large
     elif error.field in _INPUT_FIELDS:
-        error.rename_field(job.input_field)
+        error.rename_field(name)
+        error.field = job.input_field
     else:
         name_cause(job, error)
 

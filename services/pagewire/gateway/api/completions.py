@@ -201,7 +201,7 @@ def _input(
     prompt: str | list[int], index: int, max_model_len: int, max_tokens: int
 ) -> dict[str, Any]:
     if prompt == []:  # the scheduler judges an empty text by its special tokens
-        raise invalid("prompt", f"prompt {index} is empty; give at least one token")
+        raise invalid("prompt", f"prompt at index {index} is empty; give at least one token")
     if isinstance(prompt, str):
         return {"prompt": prompt}
     if len(prompt) >= max_model_len:  # also without output, a prompt leaves room for one token

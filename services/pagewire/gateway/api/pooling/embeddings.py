@@ -63,7 +63,7 @@ class EmbeddingRequest(PooledFields):
         inputs = []
         for index, text in enumerate(self._inputs()):
             if text == []:  # the scheduler judges an empty text by its special tokens
-                raise invalid("input", f"input {index} is empty; give at least one token")
+                raise invalid("input", f"input at index {index} is empty; give at least one token")
             if isinstance(text, list):
                 if kept is not None:
                     text = text[:kept] if from_start else text[-kept:]
