@@ -14,7 +14,7 @@ with status 1 if one is not valid.
         --concurrency 64 256
 
 The model is the embedded one, or a DIR with a config.json and a tokenizer.json, which
-`train_tokenizer.py` can make.
+`train_tokenizer.py` can make. The tokenizer must have the `eos_token_id` of config.json.
 """
 
 import argparse

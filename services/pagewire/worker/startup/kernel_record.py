@@ -16,6 +16,7 @@ from typing import Any
 
 from pagewire import limits
 from pagewire.config import WorkerConfig
+from pagewire.json_files import read_json_object
 from pagewire.models import resolve_model
 
 log = logging.getLogger(__name__)
@@ -47,10 +48,9 @@ class KernelRecord:
     def gemms(self) -> dict[str, Any] | None:
         """What `keep_gemms` has kept, of any kind of GPU; None if that is nothing."""
         try:
-            kept = None if self._path is None else json.loads(_gemms(self._path).read_text())
+            return None if self._path is None else read_json_object(_gemms(self._path))
         except (OSError, ValueError):
             return None
-        return kept if isinstance(kept, dict) else None
 
     def keep_gemms(self, choices: dict[str, Any]) -> None:
         """Keeps the algorithms of GEMMs, a JSON object, for later starts."""

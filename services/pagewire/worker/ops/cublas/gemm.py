@@ -133,7 +133,7 @@ def choices(device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device),
         "library": library_version(),
         "algorithms": [
-            [s.tokens, s.features, s.k, _name(s.dtype), s.add, bytes(algorithm.chosen).hex()]
+            [s.tokens, s.features, s.k, str(s.dtype), s.add, bytes(algorithm.chosen).hex()]
             for s, algorithm in _chosen.items()
         ],
     }
@@ -152,7 +152,7 @@ def use_choices(recorded: dict[str, Any], device: torch.device) -> bool:
     if (recorded["device"], recorded["library"]) != here:
         return False
     for tokens, features, k, dtype, add, chosen in recorded["algorithms"]:
-        shape = Shape(tokens, features, k, getattr(torch, dtype), add)
+        shape = Shape(tokens, features, k, getattr(torch, dtype.removeprefix("torch.")), add)
         algorithm = algorithm_of(shape, bytes.fromhex(chosen))
         if algorithm is None:
             return False
@@ -177,10 +177,6 @@ class ReferenceOrder:
     def holds(self, run: Gemm) -> bool:
         """Whether `run` has the bits of the reference."""
         return torch.equal(run(self._x, self._weight, self._held.clone()), self._expected)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _usual(shape: Shape) -> Gemm:
