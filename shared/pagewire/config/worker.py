@@ -119,8 +119,8 @@ class WorkerConfig(WorkerLimitsConfig, TokenizerConfig):
     )
     mask_processes: int | None = setting(
         None,
-        "Processes that compute the masks of structured outputs; by default three for four "
-        "cores, at most 12.",
+        "Processes that compute the masks of structured outputs; by default half of the "
+        "cores, at most 8.",
         minimum=1,
         maximum=64,
     )

@@ -235,8 +235,8 @@ def test_one_kernel_copies_blocks_either_way_16_bytes_at_a_time(launches):
 
 def test_masks_are_fetched_16_bytes_at_a_time(launches):
     by_kernel = {launch["kernel"]: launch for launch in launches["masks"]}
-    # 1024 words of 4 bytes by 128 threads.
-    assert by_kernel["_fetch_kernel"]["wide_loads"] == 2
+    # 8192 words of 4 bytes by 512 threads.
+    assert by_kernel["_fetch_kernel"]["wide_loads"] == 4
     assert by_kernel["_await_kernel"]["volatile_loads"] > 0
 
 

@@ -3,7 +3,7 @@
 `fused_layer` and `general_layer` compute the parts of a layer around attention.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -159,11 +159,22 @@ class Decoder:
         )
 
     def layers(
-        self, residual: Tensor, batch: Batch, cache: KVCache, block_tables: Tensor
+        self,
+        residual: Tensor,
+        batch: Batch,
+        cache: KVCache,
+        block_tables: Tensor,
+        late: Callable[[], None] | None = None,
     ) -> Tensor:
-        """Runs all layers for all tokens. Changes `residual [tokens, hidden]` in place."""
+        """Runs all layers for all tokens. Changes `residual [tokens, hidden]` in place.
+
+        `late` is called when three quarters of the layers are queued.
+        """
         batch = self._begun(residual, batch, cache)
+        last_quarter = self.config.num_layers * 3 // 4
         for layer in range(self.config.num_layers):
+            if layer == last_quarter and late is not None:
+                late()
             self._layer(layer, residual, batch, cache, block_tables)
         return residual
 

@@ -120,6 +120,7 @@ class StepExecutor:
             self._then(partial(answer, failed))
         else:
             self._then(partial(self._collect, planned.plan, handle, answer))
+        session.launched()
 
     def _end_stream(self, session: Session, error: RequestError) -> None:
         self._then(partial(session.post, error))

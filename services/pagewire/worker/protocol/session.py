@@ -39,6 +39,7 @@ class Session:
         forced = limits.max_drafts > 0 and not limits.drafts_on_device
         matchers = None if masks is None else SlotMasks(masks, forced)
         self.slots = Slots(limits, matchers, row_costs)
+        self._masks = matchers
         self.answers: asyncio.Queue[
             pb.StepResult | pb.Alive | pb.Standing | RequestError | None
         ] = asyncio.Queue()
@@ -68,6 +69,11 @@ class Session:
         planned = self.slots.plan(decode_step(message))
         self._next_step += 1
         return planned
+
+    def launched(self) -> None:
+        """Call when the planned steps are launched: starts their constrained sequences."""
+        if self._masks is not None:
+            self._masks.send()
 
     def post(self, answer: pb.StepResult | RequestError | None) -> None:
         """Queues an answer, from any thread; drops it if the stream is closed."""

@@ -1,7 +1,7 @@
 """Kernels that wait for the masks of constrained rows and fetch them from the host.
 
-One small program waits for the host, and leaves all multiprocessors free for the layers, which run
-at the same time. The kernels that sample apply the masks, see `adjustments.load_chunk`.
+They run beside the layers with few programs: each takes the place of one of decode attention, which
+fills all multiprocessors. The kernels that sample apply the masks, see `adjustments.load_chunk`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from triton.language.extra.cuda import globaltimer
 
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
 
-WARPS = 4
-
-# Words that a program copies: each thread reads 16 bytes twice over the bus.
-PIECE = 1024
+# Rows that a program copies, and the words that it copies at a time: each thread then has four
+# reads of 16 bytes on the bus.
+FETCHED_ROWS = 8
+PIECE = 8192
+FETCH_WARPS = 16
 
 
 @triton.jit(
@@ -52,31 +53,43 @@ def await_masks(ready: Tensor, mask_rows: Tensor, stamps: Tensor) -> None:
 
 
 # Values of `mask_rows` are loaded one by one, so their alignment does not matter: compiled once.
-@triton.jit(do_not_specialize_on_alignment=["mask_rows_ptr"])
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["mask_rows_ptr"])
 def _fetch_kernel(
     host_ptr,  # [slots, words], memory of the host
     mask_rows_ptr,  # [rows]
     masks_ptr,  # [slots, words]
+    rows,
     words,
+    ROWS: tl.constexpr,
     PIECE: tl.constexpr,
 ):
-    """Copy one piece of the mask of one row. The grid is `[rows, pieces]`."""
-    slot = tl.load(mask_rows_ptr + tl.program_id(0)).to(tl.int64)
-    if slot < 0:
-        return
-    columns = tl.program_id(1) * PIECE + tl.arange(0, PIECE)
-    known = columns < words
-    # A cache may hold masks of an earlier step.
-    mask = tl.load(host_ptr + slot * words + columns, mask=known, cache_modifier=".cv")
-    tl.store(masks_ptr + slot * words + columns, mask, mask=known)
+    """Copy the masks of ROWS rows, one after another. The grid is `[rows / ROWS]`."""
+    begin = tl.program_id(0) * ROWS
+    for row in range(begin, tl.minimum(begin + ROWS, rows)):
+        slot = tl.load(mask_rows_ptr + row).to(tl.int64)
+        if slot >= 0:
+            for start in range(0, words, PIECE):
+                columns = start + tl.arange(0, PIECE)
+                known = columns < words
+                # A cache may hold masks of an earlier step.
+                mask = tl.load(host_ptr + slot * words + columns, mask=known, cache_modifier=".cv")
+                tl.store(masks_ptr + slot * words + columns, mask, mask=known)
 
 
 def fetch_masks(host: Tensor, mask_rows: Tensor, masks: Tensor) -> None:
     words = host.shape[1]
     assert masks.shape[1] == words
     assert words % 16 == 0  # so that 16 bytes are loaded at once
-    _fetch_kernel[(len(mask_rows), cdiv(words, PIECE))](
-        host, mask_rows, masks, words, PIECE=PIECE, num_warps=WARPS
+    rows = len(mask_rows)
+    _fetch_kernel[(cdiv(rows, FETCHED_ROWS),)](
+        host,
+        mask_rows,
+        masks,
+        rows,
+        words,
+        ROWS=FETCHED_ROWS,
+        PIECE=min(PIECE, next_power_of_2(words)),
+        num_warps=FETCH_WARPS,
     )
 
 

@@ -22,14 +22,14 @@ from pagewire.worker.protocol.constraints.mask_server import ServerOptions, Star
 from pagewire.worker.protocol.queue_thread import QueueThread
 
 # The most processes that are started if their number is not given.
-MOST_PROCESSES = 12
+MOST_PROCESSES = 8
 
 log = logging.getLogger(__name__)
 
 
 def default_processes() -> int:
-    """Three for four cores, from 1 to `MOST_PROCESSES`."""
-    return min(max(len(os.sched_getaffinity(0)) * 3 // 4, 1), MOST_PROCESSES)
+    """Half of the cores, from 1 to `MOST_PROCESSES`. More would slow the threads that launch."""
+    return min(max(len(os.sched_getaffinity(0)) // 2, 1), MOST_PROCESSES)
 
 
 class Events:

@@ -49,17 +49,30 @@ class SlotMasks:
         self._generations = np.zeros(slots, np.int64)  # of the slots' sequences
         # The last stamps of sequences that were given up. Their processes will write them, too.
         self._given_up = np.zeros(slots, np.int64)
+        # Sequences that have a slot, and whose mask process does not know them yet.
+        self._starts: list[Start] = []
+        self._sending = Lock()  # so that sequences of a slot are sent in order
 
     def start(
         self, slot: int, constraint: Constraint, prompt: Int32Array, output: Int32Array
     ) -> None:
-        """Assigns a slot to a constrained sequence; a mask process compiles its grammar."""
+        """Assigns a slot to a constrained sequence, which `send` sends to a mask process.
+
+        A thread that plans does not send: it would lose the interpreter's lock before its launch.
+        """
         generation = self._processes.next_generation(slot)
         self._generations[slot] = generation
         tail = prompt[-PROMPT_TAIL:].copy()
-        self._processes.start(
-            Start(slot, generation, constraint, tail, output.copy(), self._drafts)
-        )
+        self._starts.append(Start(slot, generation, constraint, tail, output.copy(), self._drafts))
+
+    def send(self) -> None:
+        """Sends the sequences of `start` to their mask processes, from any thread."""
+        if not self._starts:
+            return
+        with self._sending:
+            starts, self._starts = self._starts, []
+            for start in starts:
+                self._processes.start(start)
 
     def of_step(self, rows: Int32Array, slots: Int32Array, indices: Int32Array) -> "StepMasks":
         """The masks of a step.
@@ -84,6 +97,7 @@ class SlotMasks:
 
     def wait(self, step: "StepMasks") -> None:
         """See `StepMasks.wait`."""
+        self.send()
         late = self._wait(step)
         failed = np.flatnonzero(self.memory.failed[step.slots] << 32 == step.firsts)
         if len(late):

@@ -307,8 +307,6 @@ class GraphBackend(EagerBackend):
         rows, filtered = variant.rows, variant.filtered
         ops, state, given = self._decoder.ops, self._slots, self._rows(rows, variant.masked)
         inputs = given[:NUM_INPUTS]
-        if variant.masked:
-            self._gate.begin(given[MASK_INPUTS:])
         slots, positions = inputs[SLOTS], inputs[POSITIONS]
         embedding, located = self._decoder.weights.embedding, None
         if state.history is None:
@@ -330,7 +328,9 @@ class GraphBackend(EagerBackend):
             shared=self._shared.items(rows) if variant.shared and self._shared else None,
             inputs=None if self._passes is None else self._passes.layer_inputs(),
         )
-        hidden = self._decoder.layers(residual, batch, self._cache, state.block_tables)
+        # Not earlier: a program that waits for masks takes the place of one of decode attention.
+        fetch = partial(self._gate.begin, given[MASK_INPUTS:]) if variant.masked else None
+        hidden = self._decoder.layers(residual, batch, self._cache, state.block_tables, fetch)
         if self._passes is not None:
             self._passes.after_decode(batch, inputs[PLACES])
         logits = self._decoder.logits(hidden, out=self._logits[:rows])

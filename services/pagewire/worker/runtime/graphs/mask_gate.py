@@ -8,6 +8,7 @@ no mask, and the launch of such a step needs no additional call.
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,6 +35,10 @@ NUM_INPUTS = 4
 
 # Rows of one wait. Their masks are copied before the wait for the next rows.
 ROWS = 32
+
+# Seconds until a thread looks for grammars that are still being compiled. Most are compiled by
+# then, and the thread does not take the interpreter's lock while steps are launched.
+PATIENCE = 0.01
 
 # Places for the waits of steps. Fewer steps are in flight.
 PLACES = 128
@@ -81,7 +86,7 @@ class MaskGate:
         steps in flight if steps are short.
         """
         if step.compiles():
-            self._thread.post(step.wait)  # it gives up rows that delay the others too long
+            self._thread.post(partial(self._give_up_late, step, time.monotonic() + PATIENCE))
         packed[MASK_ROWS] = -1
         packed[MASK_ROWS, step.rows] = step.slots
         packed[STAMPS:].reshape(-1).view(np.int64)[step.rows] = step.stamps
@@ -89,6 +94,11 @@ class MaskGate:
         self._turn = (turn + 1) % PLACES
         packed[TURNS, 0] = turn
         timer.leave_out(partial(self._waited, turn))
+
+    def _give_up_late(self, step: StepMasks, begin: float) -> None:
+        """Gives up rows that delay the others too long."""
+        time.sleep(max(begin - time.monotonic(), 0))
+        step.wait()
 
     def _waited(self, turn: int) -> float:
         return float(self._waited_ns[turn]) / 1e9

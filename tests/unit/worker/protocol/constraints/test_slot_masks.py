@@ -70,6 +70,27 @@ def tokens_of(words: np.ndarray) -> list[int]:
     return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
 
 
+def test_a_sequence_is_sent_when_its_step_is_launched(
+    masks: SlotMasks, processes: MaskProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[int] = []
+    start = processes.start
+
+    def noted(each: Start) -> None:
+        sent.append(each.slot)
+        start(each)
+
+    monkeypatch.setattr(processes, "start", noted)
+    masks.start(5, DIGITS, NONE, NONE)
+    masks.start(2, DIGITS, NONE, NONE)
+    assert sent == []
+    masks.send()
+    assert sent == [5, 2]
+    masks.start(1, DIGITS, NONE, NONE)
+    assert all(allowed(step(masks, [5, 2, 1], [0, 0, 0])))  # a wait sends, too
+    assert sent == [5, 2, 1]
+
+
 def test_masks_follow_the_tokens_of_each_row(masks: SlotMasks) -> None:
     (four, five) = (GRAMMARS.tokenizer.tokenize_str(digit)[0] for digit in "45")
     masks.start(3, DIGITS, NONE, NONE)
