@@ -165,9 +165,9 @@ def test_all_rows_at_one_expert(expert, device):
     check_sorted(chosen, 5, 16)
 
 
-def test_more_pairs_than_a_program_reads_at_a_time(device, monkeypatch):
-    monkeypatch.setattr("pagewire.worker.ops.triton.experts.rows.MAX_BLOCK", 128)
-    a = Inputs(device, torch.float32, tokens=150, num_experts=6, top_k=3)
+@pytest.mark.parametrize("tokens", [150, 1365])
+def test_a_thread_may_have_several_pairs(tokens, device):
+    a = Inputs(device, torch.float32, tokens=tokens, num_experts=6, top_k=3)
     check_sorted(a.experts, 6, 16)
 
 

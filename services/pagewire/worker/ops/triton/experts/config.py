@@ -62,7 +62,7 @@ LARGEST = GemmConfig(tile=128, rows=128, block_k=64, warps=8, stages=3)
 
 # A configuration of the router is used up to this number of tokens.
 ROUTER_TABLE: tuple[tuple[int, RouterConfig], ...] = (
-    (512, RouterConfig(rows=16, tokens=16, block_k=256, warps=4, stages=3)),
+    (512, RouterConfig(rows=64, tokens=16, block_k=128, warps=4, stages=4)),
     (2048, RouterConfig(rows=16, tokens=32, block_k=256, warps=4, stages=3)),
 )
 MANY_TOKENS = RouterConfig(rows=64, tokens=64, block_k=64, warps=4, stages=4)

@@ -12,14 +12,13 @@ from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
 from pagewire.worker.ops.triton.experts.config import gemm_config
 
-# Up to this many pairs, each program of one kernel counts all of them.
-ALONE = 4096
-# Pairs that such a program reads at a time: at least one for each of its threads.
-MIN_BLOCK, MAX_BLOCK = 128, 2048
+# Up to this many pairs, each program of one kernel reads all of them at once. It has at least one
+# pair for each thread.
+ALONE, MIN_BLOCK = 4096, 128
 # More pairs are placed in parts of this size, and counted in chunks of at least MIN_PARTS parts.
 PART = 128
 MIN_PARTS, MAX_CHUNKS = 8, 64
-WARPS = 4
+WARPS, MOST_WARPS = 4, 16
 
 
 @triton.jit(do_not_specialize=["pairs", "parts"])
@@ -84,20 +83,13 @@ def _sort_kernel(
     bins = tl.arange(0, BINS)
     if CHUNKS == 1:
         item = tl.arange(0, BLOCK)
-        counts = tl.zeros((BINS,), tl.int32)
-        for start in range(0, pairs, BLOCK):
-            mask = start + item < pairs
-            found = tl.load(experts_ptr + start + item, mask=mask, other=0)
-            counts += tl.histogram(found, BINS, mask=mask)
+        found = tl.load(experts_ptr + item, mask=item < pairs, other=-1)
+        counts = tl.histogram(found, BINS, mask=item < pairs)
         first_row = tl.sum(tl.where(bins < expert, counts, 0), 0)
-        row = first_row
-        for start in range(0, pairs, BLOCK):
-            mask = start + item < pairs
-            mine = tl.load(experts_ptr + start + item, mask=mask, other=-1) == expert
-            held = row + tl.cumsum(mine.to(tl.int32), 0) - 1
-            tl.store(pairs_ptr + held, start + item, mask=mine)
-            tl.store(rows_ptr + start + item, held, mask=mine)
-            row += tl.sum(mine.to(tl.int32), 0)
+        mine = found == expert
+        row = first_row + tl.cumsum(mine.to(tl.int32), 0) - 1
+        tl.store(pairs_ptr + row, item, mask=mine)
+        tl.store(rows_ptr + item, row, mask=mine)
     else:
         chunk = tl.arange(0, CHUNKS)
         at = counts_ptr + chunk[:, None] * BINS + bins[None, :]
@@ -169,17 +161,25 @@ def sort_by_expert(experts: Tensor, num_experts: int, *, tile: int | None = None
     if pairs == 0:
         rows.starts.zero_()
         return rows
-    block = min(MAX_BLOCK, max(MIN_BLOCK, next_power_of_2(pairs)))
     bins = next_power_of_2(max(2, num_experts))
     parts = max(MIN_PARTS, cdiv(pairs, PART * MAX_CHUNKS))  # of a chunk
     chunks = 1 if pairs <= ALONE else cdiv(pairs, PART * parts)
+    block = max(MIN_BLOCK, next_power_of_2(pairs)) if chunks == 1 else MIN_BLOCK
     pdl = dependent_launch(experts.device)
     counts, firsts = (experts.new_empty((chunks, bins)) for _ in range(2))
     earlier = experts.new_empty((chunks * parts, bins))
-    launch = {"PDL": pdl, "num_warps": WARPS, "launch_pdl": pdl}
+    launch = {"PDL": pdl, "launch_pdl": pdl}
     if chunks > 1:
         _count_kernel[(chunks,)](
-            experts, counts, earlier, pairs, parts, BINS=bins, PART=PART, **launch
+            experts,
+            counts,
+            earlier,
+            pairs,
+            parts,
+            BINS=bins,
+            PART=PART,
+            num_warps=WARPS,
+            **launch,
         )
     _sort_kernel[(num_experts,)](
         experts,
@@ -198,6 +198,7 @@ def sort_by_expert(experts: Tensor, num_experts: int, *, tile: int | None = None
         TILE=tile,
         BLOCK_TILES=32,
         CHUNKS=next_power_of_2(chunks),
+        num_warps=min(block // 32, MOST_WARPS),
         **launch,
     )
     if chunks > 1:
@@ -211,6 +212,7 @@ def sort_by_expert(experts: Tensor, num_experts: int, *, tile: int | None = None
             parts,
             BINS=bins,
             PART=PART,
+            num_warps=WARPS,
             **launch,
         )
     return rows
