@@ -155,6 +155,9 @@ def compile_cases() -> dict[str, list[dict]]:
             "async_copies": launch.count("cp.async.cg.shared.global"),
             "resident": launch.resident,
             "waits": launch.count("griddepcontrol.wait"),
+            "starts_early": launch.ptx.split("griddepcontrol.wait")[0].count(
+                "griddepcontrol.launch_dependents"
+            ),
             "loads_early": launch.ptx.split("griddepcontrol.wait")[0].count("ld.global"),
         }
 
@@ -183,6 +186,15 @@ def test_waits_for_its_predecessor(case, launches):
     if case.endswith("long shares"):  # two loops, each with the early wait
         expected["decode"] = [0, 3, 2]
     assert waits == expected[case.split()[0]][case.startswith("decode one row") :]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_single_row_lets_the_next_kernels_start_before_it_waits(case, launches):
+    early = [launch["starts_early"] for launch in launches[case]]
+    if case.startswith(("decode one row", "rope")):  # RoPE: if the device finds one token
+        assert early == [1, 1]
+    else:
+        assert not any(early)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.startswith("rope")])

@@ -321,6 +321,10 @@ def _qk_norm_rope_kv_write_kernel(
     A program computes HEADS heads of TOKENS tokens. The grid is `[tokens / TOKENS, groups]`: first
     groups of query heads, then of key heads, then of value heads.
     """
+    # With a single token, attention and the output projection start while the projection to
+    # queries, keys and values still runs. With more tokens they would take registers from it.
+    if PDL and tokens == 1:
+        gdc_launch_dependents()
     HALF: tl.constexpr = HEAD_DIM // 2
     Q_GROUPS: tl.constexpr = (QUERY_HEADS + HEADS - 1) // HEADS
     KV_GROUPS: tl.constexpr = (KV_HEADS + HEADS - 1) // HEADS

@@ -6,6 +6,8 @@ positions, each within one block, so a thread's offset within a run is the same 
 
 Lengths, plan and block tables are loaded while the preceding kernel, which computes the queries,
 may still run. So the kernels that wrote them must have ended before the preceding kernel started.
+With a single row, kernels of the whole layer may still run, and those before the first layer must
+have ended.
 
 The GEMMs are `k @ q.T` and `v.T @ weights.T`. A tensor core multiplies at least 16 rows by 8
 columns, so a group of query heads is padded to 8 columns instead of 16 rows. This halves the
@@ -253,7 +255,12 @@ def _attend_share(
     k_ptrs = k_ptr + (line[:, None] + element[None, :])  # [RUN, WIDTH]
     v_ptrs = v_ptr + (element[:, None] + line[None, :])  # [WIDTH, RUN]
     if PDL:
-        if beside == 0:
+        waits = beside == 0
+        if not PLANNED:
+            # Programs of a single row that have no share end at once, to leave room for the next
+            # kernels. The first one always waits, so that this kernel ends after earlier ones.
+            waits &= (unit < stop) | (program == 0)
+        if waits:
             gdc_wait()
         gdc_launch_dependents()
 
@@ -397,8 +404,8 @@ def _attend_share(
             )
             out = tl.zeros([WIDTH, BLOCK_N], tl.float32)
             odd_out = out
-    if PDL:
-        gdc_wait()  # for a kernel that runs at the same time; a second wait costs nothing
+    if PDL and beside != 0:
+        gdc_wait()  # for the kernel that runs at the same time
 
 
 @triton.jit(do_not_specialize=["min_share", "beside"])
@@ -454,6 +461,8 @@ def decode_kernel(
     A program computes one share. The grid is `[programs]`, a fixed number for each multiprocessor.
     Long shares have a loop of their own, with other tiles (`is_long`).
     """
+    if PDL and not PLANNED:  # a single row: let later kernels start during earlier ones
+        gdc_launch_dependents()
     if LONG_TILE == 0:
         _attend_share(
             out_ptr, pieces_ptr, sums_ptr, range_pieces_ptr, range_sums_ptr, q_ptr, k_ptr, v_ptr,

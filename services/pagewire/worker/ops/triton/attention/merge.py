@@ -59,7 +59,7 @@ def merge_config(rows: int, kv_heads: int, group: int, programs: int) -> MergeCo
     segments of a single row may have many pieces.
     """
     if rows == 1:
-        return MergeConfig(64, 1)
+        return MergeConfig(128, 1, parts=4)
     segments = rows * kv_heads
     pieces = programs // segments + 2  # of one segment, approximately
     if pieces > 8:
@@ -164,6 +164,8 @@ def _merge_kernel(
     A program merges DIMS dimensions of HEADS query heads of one row. The grid is `[rows, query
     heads / HEADS, head_dim / DIMS]`.
     """
+    if PDL and not PLANNED:  # a single row: the output projection loads its weights meanwhile
+        gdc_launch_dependents()
     row = tl.program_id(0)
     length = tl.load(lengths_ptr + row)
     if length < 0:  # true for most rows when a small batch runs in a large graph
