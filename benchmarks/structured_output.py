@@ -83,7 +83,8 @@ async def cost_of(client: Client, concurrency: int, args: argparse.Namespace) ->
         async def requests(lengths: list[int]) -> None:
             for length in lengths:
                 answer = await client.ask(words(draw, 32), schema, max_tokens=length, **fields)
-                assert answer["usage"]["completion_tokens"] == length
+                counted = answer["usage"]["completion_tokens"]
+                assert counted == length, f"{counted} tokens of {length}: {answer}"
 
         began, computed = time.perf_counter(), cpu_seconds()
         await asyncio.gather(*map(requests, lengths))

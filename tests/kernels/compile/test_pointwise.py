@@ -179,7 +179,8 @@ def compile_cases() -> dict[str, list[dict]]:
 
 
 def loads(ptx: str) -> list[str]:
-    return [line for line in ptx.splitlines() if "ld.global" in line]
+    kinds = "ld.global", "ld.volatile.global"
+    return [line for line in ptx.splitlines() if any(kind in line for kind in kinds)]
 
 
 @pytest.fixture(scope="module")
@@ -237,6 +238,8 @@ def test_masks_are_fetched_16_bytes_at_a_time(launches):
     by_kernel = {launch["kernel"]: launch for launch in launches["masks"]}
     # 8192 words of 4 bytes by 512 threads.
     assert by_kernel["_fetch_kernel"]["wide_loads"] == 4
+    # Other loads may return what a cache holds since an earlier step.
+    assert by_kernel["_fetch_kernel"]["volatile_loads"] == 4
     assert by_kernel["_await_kernel"]["volatile_loads"] > 0
 
 

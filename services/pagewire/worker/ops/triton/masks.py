@@ -71,8 +71,8 @@ def _fetch_kernel(
             for start in range(0, words, PIECE):
                 columns = start + tl.arange(0, PIECE)
                 known = columns < words
-                # A cache may hold masks of an earlier step.
-                mask = tl.load(host_ptr + slot * words + columns, mask=known, cache_modifier=".cv")
+                # Volatile: a cache may hold masks of an earlier step.
+                mask = tl.load(host_ptr + slot * words + columns, mask=known, volatile=True)
                 tl.store(masks_ptr + slot * words + columns, mask, mask=known)
 
 

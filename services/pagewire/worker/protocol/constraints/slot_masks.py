@@ -6,6 +6,7 @@ step run. Only sampling waits for the masks (`StepMasks.wait`).
 """
 
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from threading import Lock
 
@@ -50,7 +51,7 @@ class SlotMasks:
         # The last stamps of sequences that were given up. Their processes will write them, too.
         self._given_up = np.zeros(slots, np.int64)
         # Sequences that have a slot, and whose mask process does not know them yet.
-        self._starts: list[Start] = []
+        self._starts: deque[Start] = deque()
         self._sending = Lock()  # so that sequences of a slot are sent in order
 
     def start(
@@ -70,9 +71,8 @@ class SlotMasks:
         if not self._starts:
             return
         with self._sending:
-            starts, self._starts = self._starts, []
-            for start in starts:
-                self._processes.start(start)
+            while self._starts:
+                self._processes.start(self._starts.popleft())
 
     def of_step(self, rows: Int32Array, slots: Int32Array, indices: Int32Array) -> "StepMasks":
         """The masks of a step.
