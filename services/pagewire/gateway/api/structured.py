@@ -3,11 +3,11 @@
 They become one StructuredOutput. Schedulers compile it and report errors in the schema itself.
 """
 
-import json
 from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, JsonValue, Tag
+from pydantic_core import to_json
 
 from pagewire.errors import RequestError, invalid, quoted
 from pagewire.gateway.api.strict import Strict
@@ -277,7 +277,7 @@ _KINDS: dict[str, Callable[[str, Any], pb.StructuredOutput]] = {
 
 def _json(value: Any) -> str:
     """JSON text; keys stay in the order in which the output will have them."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return to_json(value).decode()
 
 
 def _check_backend(backend: str | None) -> None:

@@ -7,7 +7,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import partial
 from multiprocessing import Pipe
@@ -141,10 +141,14 @@ class MaskProcesses:
         assert self._process is not None
         return self._process.pid
 
-    def start(self, start: Start) -> None:
-        """Assigns a slot to a sequence; does not wait."""
-        # A grammar may be longer than a pipe's buffer.
-        self._thread.post(partial(self._send_start, start))
+    def start(self, starts: Iterable[Start]) -> None:
+        """Assigns slots to sequences; does not wait."""
+        of_process: dict[int, list[Start]] = {}
+        for start in starts:
+            of_process.setdefault(self.of_slot(start.slot), []).append(start)
+        for process, some in of_process.items():
+            # A grammar may be longer than a pipe's buffer.
+            self._thread.post(partial(self._send_starts, process, some))
 
     def next_generation(self, slot: int) -> int:
         """The generation of a new sequence in `slot`."""
@@ -176,9 +180,9 @@ class MaskProcesses:
         if self._process is not None:
             self._process.wait()
 
-    def _send_start(self, start: Start) -> None:
+    def _send_starts(self, process: int, starts: list[Start]) -> None:
         try:
-            self._starts[self.of_slot(start.slot)][1].send(start)
+            self._starts[process][1].send(starts)
         except BrokenPipeError:  # `_watch` handles it
             log.error("a mask process does not read any more")
 

@@ -136,12 +136,13 @@ class MaskServer:
         compilers = ThreadPoolExecutor(COMPILERS, "grammars")
         with contextlib.suppress(EOFError):
             while True:
-                start: Start = self._starts.recv()
-                grammar = start.constraint.grammar
-                if not grammar or self._grammars.is_compiled(grammar):
-                    self.begin(start)
-                elif (held := self._hold(start)) is not None:
-                    compilers.submit(partial(_or_end, partial(self._begin, start, held)))
+                starts: list[Start] = self._starts.recv()
+                for start in starts:
+                    grammar = start.constraint.grammar
+                    if not grammar or self._grammars.is_compiled(grammar):
+                        self.begin(start)
+                    elif (held := self._hold(start)) is not None:
+                        compilers.submit(partial(_or_end, partial(self._begin, start, held)))
         os._exit(0)  # the worker has ended, or needs no more masks
 
     def begin(self, start: Start) -> None:

@@ -71,8 +71,8 @@ class SlotMasks:
         if not self._starts:
             return
         with self._sending:
-            while self._starts:
-                self._processes.start(self._starts.popleft())
+            starts = [self._starts.popleft() for _ in range(len(self._starts))]
+            self._processes.start(starts)
 
     def of_step(self, rows: Int32Array, slots: Int32Array, indices: Int32Array) -> "StepMasks":
         """The masks of a step.

@@ -76,9 +76,9 @@ def test_a_sequence_is_sent_when_its_step_is_launched(
     sent: list[int] = []
     start = processes.start
 
-    def noted(each: Start) -> None:
-        sent.append(each.slot)
-        start(each)
+    def noted(starts: list[Start]) -> None:
+        sent.extend(each.slot for each in starts)
+        start(starts)
 
     monkeypatch.setattr(processes, "start", noted)
     masks.start(5, DIGITS, NONE, NONE)
