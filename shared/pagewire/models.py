@@ -75,6 +75,16 @@ def resolve_model(model: str) -> Path:
     cached = None if hub_id is None else hub_id.cached_snapshot()
     if cached is not None:
         return cached
+    if (folder / "adapter_config.json").is_file():
+        raise FileNotFoundError(
+            f"model {model!r}: {folder.absolute()} has an adapter without its model; merge it into "
+            "the model, and give that folder"
+        )
+    if folder.suffix == ".gguf" or any(folder.glob("*.gguf")):
+        raise FileNotFoundError(
+            f"model {model!r}: GGUF files are not supported; give the folder of the model in "
+            "Hugging Face format"
+        )
     raise FileNotFoundError(
         f"model {model!r}: no folder with a config.json at {folder.absolute()} and no such model "
         f"in the hub cache {hub_cache()}; give the path of a folder in Hugging Face format, or the "

@@ -103,13 +103,15 @@ class MessageToolCall(Strict):
 
     id: str
     type: str | None = None
-    function: FunctionCall
+    function: FunctionCall | None = None  # needed; optional so that another type is named first
 
     def to_call(self, path: str) -> ToolCall:
         """The call, named `path` in errors."""
         if self.type is not None:
             _check_type(self.type, path)
         function = self.function
+        if function is None:
+            raise invalid(f"{path}.function", f"{path}.function is required")
         return ToolCall(self.id, function.name, function.arguments, f"{path}.function.arguments")
 
 

@@ -129,7 +129,7 @@ BAD: list[tuple[tuple[str, str | bytes], int, str | None]] = [
         "messages[0].tool_calls[0].function",
     ),
     (
-        message(role="assistant", tool_calls=[{**CALL, "type": "custom"}]),
+        message(role="assistant", tool_calls=[{"id": "1", "type": "custom", "custom": {}}]),
         400,
         "messages[0].tool_calls[0].type",
     ),

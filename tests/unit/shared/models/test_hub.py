@@ -319,6 +319,22 @@ def test_what_is_no_id_is_no_path_in_the_cache_either(hub: Hub, model: str) -> N
         resolve_model(model)
 
 
+@pytest.mark.parametrize(
+    ("file", "given", "message"),
+    [
+        ("adapter_config.json", "", "has an adapter without its model; merge it"),
+        ("model-q4.gguf", "", "GGUF files are not supported; give the folder"),
+        ("model-q4.gguf", "model-q4.gguf", "GGUF files are not supported; give the folder"),
+    ],
+)
+def test_a_folder_of_another_format_is_named(
+    file: str, given: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / file).touch()
+    with pytest.raises(FileNotFoundError, match=message):
+        resolve_model(str(tmp_path / given))
+
+
 def test_a_folder_hides_the_id_of_the_same_name(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
