@@ -6,7 +6,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer, grammar_from
 
-from pagewire.errors import RequestError, invalid
+from pagewire.errors import RequestError, invalid, quoted
 from pagewire.grammars.dates import with_real_dates
 from pagewire.scheduler.structured.embedded_schemas import with_kept_schemas
 from pagewire.scheduler.structured.structural_tag import is_special, structural_tag_grammar
@@ -22,6 +22,7 @@ MAX_REASON = 600
 # The beginnings of llguidance's messages. A schema within a grammar has its place before it.
 _PLACE = r"(?:at \d+\(\d+\): failed to compile JSON schema: )?"
 _UNSUPPORTED_KEYS = re.compile(rf"{_PLACE}Unimplemented keys: (\[.*\])")
+_UNKNOWN_FORMAT = re.compile(rf"{_PLACE}Unknown format: (.*)")
 _UNSUPPORTED_ONE_OF = re.compile(f"{_PLACE}oneOf constraints are not supported")
 
 _ANY_OBJECT = '{"type": "object"}'
@@ -101,6 +102,12 @@ def cannot_compile(field: str, reason: str) -> RequestError:
     if (found := _UNSUPPORTED_KEYS.match(reason)) is not None:
         keys = ", ".join(json.loads(found[1]))
         return invalid(field, f"{field} has keywords that are not supported: {keys}; remove them")
+    if (found := _UNKNOWN_FORMAT.match(reason)) is not None:
+        shown = quoted(found[1])
+        return invalid(
+            field,
+            f"{field} has format {shown}, which is not supported; use a pattern, or remove it",
+        )
     if _UNSUPPORTED_ONE_OF.match(reason) is not None:
         reason = "oneOf with branches that overlap is not supported; use anyOf"
     if reason == "NoExtensionBias":

@@ -148,7 +148,14 @@ def test_a_structural_tag_constrains_what_follows_its_trigger() -> None:
 
 @pytest.mark.parametrize(
     ("inner", "words"),
-    [({"contains": {}}, "not supported: contains"), ({"oneOf": [{}, {}]}, "use anyOf")],
+    [
+        ({"contains": {}}, "not supported: contains"),
+        ({"oneOf": [{}, {}]}, "use anyOf"),
+        (
+            {"type": "string", "format": "password"},
+            "has format 'password', which is not supported; use a pattern, or remove it",
+        ),
+    ],
 )
 def test_what_a_tag_does_not_enforce_is_refused_by_name(inner: Any, words: str) -> None:
     structures = [{"begin": "<f>", "schema": inner, "end": "</f>"}]
