@@ -14,7 +14,8 @@ with status 1 if one is not valid.
         --concurrency 64 256
 
 The model is the embedded one, or a DIR with a config.json and a tokenizer.json, which
-`train_tokenizer.py` can make. The tokenizer must have the `eos_token_id` of config.json.
+`train_tokenizer.py` can make. The tokenizer must have the `eos_token_id` of config.json as a
+special token: an ordinary one may be drawn within a string, and ends the output.
 """
 
 import argparse
