@@ -166,7 +166,7 @@ def test_all_rows_at_one_expert(expert, device):
 
 
 @pytest.mark.parametrize("tokens", [150, 1365])
-def test_a_thread_may_have_several_pairs(tokens, device):
+def test_a_program_reads_all_pairs(tokens, device):
     a = Inputs(device, torch.float32, tokens=tokens, num_experts=6, top_k=3)
     check_sorted(a.experts, 6, 16)
 

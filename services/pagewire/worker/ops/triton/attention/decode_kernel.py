@@ -6,8 +6,8 @@ positions, each within one block, so a thread's offset within a run is the same 
 
 Lengths, plan and block tables are loaded while the preceding kernel, which computes the queries,
 may still run. So the kernels that wrote them must have ended before the preceding kernel started.
-With a single row, kernels of the whole layer may still run, and those before the first layer must
-have ended.
+With a single row all kernels of a layer may still run, so the writers must have ended before the
+first layer.
 
 The GEMMs are `k @ q.T` and `v.T @ weights.T`. A tensor core multiplies at least 16 rows by 8
 columns, so a group of query heads is padded to 8 columns instead of 16 rows. This halves the

@@ -12,9 +12,10 @@ from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
 from pagewire.worker.ops.triton.experts.config import gemm_config
 
-# Up to this many pairs, each program of one kernel reads all of them at once. It has at least one
-# pair for each thread.
-ALONE, MIN_BLOCK = 4096, 128
+# Up to this many pairs, each program of one kernel reads all of them at once.
+ALONE = 4096
+# The fewest pairs of such a program, padding included: one for each of its threads.
+MIN_BLOCK = 128
 # More pairs are placed in parts of this size, and counted in chunks of at least MIN_PARTS parts.
 PART = 128
 MIN_PARTS, MAX_CHUNKS = 8, 64
@@ -168,18 +169,10 @@ def sort_by_expert(experts: Tensor, num_experts: int, *, tile: int | None = None
     pdl = dependent_launch(experts.device)
     counts, firsts = (experts.new_empty((chunks, bins)) for _ in range(2))
     earlier = experts.new_empty((chunks * parts, bins))
-    launch = {"PDL": pdl, "launch_pdl": pdl}
+    launch = {"PDL": pdl, "num_warps": WARPS, "launch_pdl": pdl}
     if chunks > 1:
         _count_kernel[(chunks,)](
-            experts,
-            counts,
-            earlier,
-            pairs,
-            parts,
-            BINS=bins,
-            PART=PART,
-            num_warps=WARPS,
-            **launch,
+            experts, counts, earlier, pairs, parts, BINS=bins, PART=PART, **launch
         )
     _sort_kernel[(num_experts,)](
         experts,
@@ -198,8 +191,7 @@ def sort_by_expert(experts: Tensor, num_experts: int, *, tile: int | None = None
         TILE=tile,
         BLOCK_TILES=32,
         CHUNKS=next_power_of_2(chunks),
-        num_warps=min(block // 32, MOST_WARPS),
-        **launch,
+        **(launch | {"num_warps": min(block // 32, MOST_WARPS)}),
     )
     if chunks > 1:
         _place_kernel[(cdiv(pairs, PART),)](
@@ -212,7 +204,6 @@ def sort_by_expert(experts: Tensor, num_experts: int, *, tile: int | None = None
             parts,
             BINS=bins,
             PART=PART,
-            num_warps=WARPS,
             **launch,
         )
     return rows
