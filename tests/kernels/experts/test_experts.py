@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder
 
-from pagewire.worker.ops.contract.experts import ClampedSwiglu, Routes, Routing
+from pagewire.worker.ops.contract.experts import ClampedSwiglu, ExpertRows, Routes, Routing
 from pagewire.worker.ops.reference import experts as reference
 from pagewire.worker.ops.triton import experts
 from pagewire.worker.ops.triton.experts import hopper
@@ -13,10 +13,11 @@ from pagewire.worker.ops.triton.experts.config import (
     GEMM_TABLE,
     LARGEST,
     MANY_TOKENS,
+    MAX_VECTOR_TOKENS,
     GemmConfig,
     gemm_config,
 )
-from pagewire.worker.ops.triton.experts.rows import copy_rows, max_tiles
+from pagewire.worker.ops.triton.experts.rows import copy_rows, max_tiles, sort_routes
 from support.kernels.comparison import (
     CUDA,
     DTYPES,
@@ -140,23 +141,28 @@ def test_sort_by_expert(tokens, num_experts, top_k, tile, device):
 
 
 def check_sorted(chosen: Tensor, num_experts: int, tile: int) -> None:
-    """Compare the order with the reference, and the tiles with the rows that they must cover."""
+    """Compare the rows of each expert with the reference, and the tiles with what they cover."""
     with poisoned_outputs():
-        out = experts.sort_by_expert(chosen, num_experts, tile=tile)
+        check_rows(experts.sort_by_expert(chosen, num_experts, tile=tile), chosen, num_experts)
+
+
+def check_rows(out: ExpertRows, chosen: Tensor, num_experts: int) -> None:
     expected = reference.sort_by_expert(chosen, num_experts)
     for name in ("pairs", "rows", "starts"):
-        found = getattr(out, name)
-        assert found.dtype == torch.int32
-        assert found.tolist() == getattr(expected, name).tolist(), name
+        assert getattr(out, name).dtype == torch.int32
+    assert out.starts.tolist() == expected.starts.tolist()
+    pairs, of_pairs = out.pairs.long(), chosen.flatten()
+    assert out.rows[pairs].tolist() == list(range(chosen.numel()))
+    assert of_pairs[pairs].tolist() == of_pairs[expected.pairs.long()].tolist()
     starts = expected.starts.tolist()
     wanted = [
         (expert, row)
         for expert in range(num_experts)
-        for row in range(starts[expert], starts[expert + 1], tile)
+        for row in range(starts[expert], starts[expert + 1], out.tile)
     ]
-    owners, firsts = out.tiles.tolist()
-    assert list(zip(owners, firsts, strict=True))[: len(wanted)] == wanted
-    assert owners[len(wanted) :] == [-1 - len(wanted)] * (len(owners) - len(wanted))
+    unused = out.tiles.shape[1] - len(wanted)
+    wanted += [(-1 - len(wanted), chosen.numel())] * unused
+    assert list(zip(*out.tiles.tolist(), strict=True)) == wanted
 
 
 @pytest.mark.parametrize("expert", [0, 1, 4])
@@ -165,19 +171,31 @@ def test_all_rows_at_one_expert(expert, device):
     check_sorted(chosen, 5, 16)
 
 
-@pytest.mark.parametrize("tokens", [150, 1365])
-def test_a_program_reads_all_pairs(tokens, device):
-    a = Inputs(device, torch.float32, tokens=tokens, num_experts=6, top_k=3)
-    check_sorted(a.experts, 6, 16)
-
-
-@pytest.mark.parametrize(("tokens", "num_experts", "top_k"), [(1, 3, 2), (150, 6, 3), (2500, 5, 1)])
-@pytest.mark.parametrize("most_chunks", [2, 64])
-def test_pairs_are_counted_in_chunks(most_chunks, tokens, num_experts, top_k, device, monkeypatch):
-    for name, value in {"ALONE": 128, "MAX_CHUNKS": most_chunks}.items():
-        monkeypatch.setattr(f"pagewire.worker.ops.triton.experts.rows.{name}", value)
+@pytest.mark.parametrize(("tokens", "num_experts", "top_k"), [(150, 6, 3), (2500, 5, 1)])
+def test_several_programs_sort(tokens, num_experts, top_k, device):
     a = Inputs(device, torch.float32, tokens=tokens, num_experts=num_experts, top_k=top_k)
     check_sorted(a.experts, num_experts, 16)
+
+
+@pytest.mark.parametrize("tokens", [4, 5, 64, 65, 300])
+@pytest.mark.parametrize("name", ["softmax over the chosen", "one of one", "groups"])
+def test_routes_are_numbered_where_they_may_be_sorted(name, tokens, device):
+    routing = ROUTINGS[name]
+    a = Inputs(device, torch.float32, tokens=tokens, num_experts=routing.experts, top_k=1)
+    with poisoned_outputs():
+        _, routes = experts.norm_route(a.x, torch.ones_like(a.x[0]), 1e-6, a.router, routing)
+    if tokens <= MAX_VECTOR_TOKENS:
+        assert routes.numbers is None
+    else:
+        assert routes.numbers is not None
+        counts = routes.experts.flatten().bincount(minlength=routing.experts).tolist()
+        assert routes.numbers.counts.tolist() == counts
+        numbers = routes.numbers.numbers.flatten()
+        for expert, count in enumerate(counts):
+            found = numbers[routes.experts.flatten() == expert].sort().values
+            assert found.tolist() == list(range(count))
+    with poisoned_outputs():
+        check_rows(sort_routes(routes, routing.experts), routes.experts, routing.experts)
 
 
 @pytest.mark.parametrize("tile", [1, 16])
@@ -202,13 +220,12 @@ def test_the_experts(tokens, num_experts, top_k, hidden, intermediate, dtype, de
     sizes = {"tokens": tokens, "num_experts": num_experts, "top_k": top_k}
     a = Inputs(device, dtype, hidden=hidden, intermediate=intermediate, **sizes)
     rows = experts.sort_by_expert(a.experts, num_experts, tile=SMALL.tile)
-    by_expert = reference.sort_by_expert(a.experts, num_experts)
     with poisoned_outputs():
         gated = experts.experts_gate_up_silu_mul(a.x, a.gate_up, rows, config=SMALL)
         parts = experts.experts_down(gated, a.down, rows, config=SMALL)
-    expected = reference.experts_gate_up_silu_mul(a.x, a.gate_up, by_expert)
+    expected = reference.experts_gate_up_silu_mul(a.x, a.gate_up, rows)
     assert_near(gated, expected, 2 * TOLERANCE[dtype])
-    assert_near(parts, reference.experts_down(gated, a.down, by_expert), TOLERANCE[dtype])
+    assert_near(parts, reference.experts_down(gated, a.down, rows), TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -217,13 +234,12 @@ def test_the_experts_with_biases(clamp, dtype, device):
     a = Inputs(device, dtype, tokens=19, num_experts=5, top_k=3)
     inner, outer = (torch.randn(5, size, device=device).to(dtype) for size in (80, 48))
     rows = experts.sort_by_expert(a.experts, 5, tile=SMALL.tile)
-    by_expert = reference.sort_by_expert(a.experts, 5)
     with poisoned_outputs():
         gated = experts.experts_gate_up_silu_mul(a.x, a.gate_up, rows, inner, clamp, config=SMALL)
         parts = experts.experts_down(gated, a.down, rows, outer, config=SMALL)
-    expected = reference.experts_gate_up_silu_mul(a.x, a.gate_up, by_expert, inner, clamp)
+    expected = reference.experts_gate_up_silu_mul(a.x, a.gate_up, rows, inner, clamp)
     assert_near(gated, expected, 2 * TOLERANCE[dtype])
-    assert_near(parts, reference.experts_down(gated, a.down, by_expert, outer), TOLERANCE[dtype])
+    assert_near(parts, reference.experts_down(gated, a.down, rows, outer), TOLERANCE[dtype])
 
 
 def test_the_clamped_reference_follows_the_formula(device):
@@ -242,8 +258,7 @@ def test_every_configuration_computes_the_same(config, device):
     a = Inputs(device, DTYPES[0], tokens=33, num_experts=2, top_k=1, hidden=144, intermediate=72)
     rows = experts.sort_by_expert(a.experts, 2, tile=config.tile)
     gated = experts.experts_gate_up_silu_mul(a.x, a.gate_up, rows, config=config)
-    by_expert = reference.sort_by_expert(a.experts, 2)
-    expected = reference.experts_gate_up_silu_mul(a.x, a.gate_up, by_expert)
+    expected = reference.experts_gate_up_silu_mul(a.x, a.gate_up, rows)
     assert_near(gated, expected, 2 * TOLERANCE[DTYPES[0]])
 
 
@@ -379,11 +394,12 @@ def test_hoppers_kernel_has_the_bits_of_the_plain_one(tokens, k, features, gated
         x, weight = copy_rows(a.x, rows), a.gate_up
         expected = experts.experts_gate_up_silu_mul(a.x, weight, plain, config=LARGEST)
     else:
-        x, weight = torch.randn(2 * tokens, k, device=device).bfloat16(), a.down
-        expected = experts.experts_down(x, weight, plain, config=LARGEST)
+        weight, of_pairs = a.down, torch.randn(2 * tokens, k, device=device).bfloat16()
+        x = of_pairs[rows.pairs]
+        expected = experts.experts_down(of_pairs[plain.pairs], weight, plain, config=LARGEST)
     out = torch.full_like(expected, torch.nan)
     hopper.multiply(x, weight, out, rows, gated=gated)
-    assert torch.equal(out, expected)
+    assert torch.equal(out[rows.rows], expected[plain.rows])
 
 
 @pytest.mark.skipif(not FULL_SIZE, reason="Gluon has no interpreter: a GPU is needed")

@@ -96,7 +96,7 @@ def unsorted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         raise AssertionError("rows are sorted")
 
     with monkeypatch.context() as patch:
-        patch.setattr(layer, "sort_by_expert", fail)
+        patch.setattr(layer, "sort_routes", fail)
         yield
 
 

@@ -74,16 +74,25 @@ class ClampedSwiglu:
 
 
 @dataclass(frozen=True, slots=True)
+class PairNumbers:
+    """Numbers of pairs among those of their expert, from zero on, in any order."""
+
+    numbers: Tensor  # [tokens, top_k] int32
+    counts: Tensor  # [experts] int32, the pairs of each expert
+
+
+@dataclass(frozen=True, slots=True)
 class Routes:
     """The experts of each token. The largest score comes first; of equal ones, the lower expert."""
 
     experts: Tensor  # [tokens, top_k] int32, different ones for each token
     weights: Tensor  # [tokens, top_k] float32
+    numbers: PairNumbers | None = None  # for sorting; an implementation may leave them out
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertRows:
-    """The pairs of a batch in the order of their experts; pairs of one expert keep their order.
+    """The pairs of a batch in the order of their experts; pairs of one expert have any order.
 
     Tensors are int32 on the device. The host does not have the number of pairs of each expert.
     """

@@ -18,6 +18,9 @@ Values = TypeVar("Values")
 
 # As a token id: the token that the slot sampled last.
 LAST_SAMPLED = -1
+# Of all sizes but the largest. With more, prefill attention on Hopper uses its slower kernel. One
+# less than a power of two, because the kernel counts the padding as a chunk.
+MAX_CHUNKS = 255
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -55,8 +58,8 @@ class BodyInputs(Generic[Values]):
 def body_sizes(limits: Limits) -> list[BodySize]:
     """Sizes to capture, smallest first. Their tokens differ by an eighth to a third.
 
-    Padding chunks cost time in attention, so a size has few chunks: for an average of 32 tokens.
-    Only the largest size has a chunk for every slot.
+    Padding chunks cost time in attention, so a size has few chunks: for an average of 32 tokens, or
+    more from 8,192 tokens on. Only the largest size has a chunk for every slot.
     """
     max_tokens = limits.max_num_batched_tokens
     steps = (*range(32, 128, 32), *range(128, 512, 64), *range(512, 1024, 128))
@@ -65,8 +68,10 @@ def body_sizes(limits: Limits) -> list[BodySize]:
     def size(tokens: int, chunks: int) -> BodySize:
         return BodySize(tokens, min(limits.num_slots, chunks), min(limits.num_slots, tokens))
 
-    # One less than a power of two, as the kernel counts the padding as a chunk.
-    sizes = {size(tokens, max(8, tokens // 32 - 1)) for tokens in steps if tokens <= max_tokens}
+    def chunks(tokens: int) -> int:
+        return min(MAX_CHUNKS, max(8, tokens // 32 - 1))
+
+    sizes = {size(tokens, chunks(tokens)) for tokens in steps if tokens <= max_tokens}
     return sorted(sizes | {size(max_tokens, limits.num_slots)})
 
 

@@ -148,3 +148,18 @@ def test_every_step_has_a_size() -> None:
     plan = mixed_plan()
     fitting = [size for size in sizes if size.holds(plan)]
     assert fitting[0] == BodySize(32, 8, 32)
+
+
+def test_only_the_largest_size_has_more_chunks_than_hoppers_kernel_of_attention() -> None:
+    limits = Limits(
+        vocab_size=10,
+        num_slots=1000,
+        block_size=16,
+        num_blocks=5000,
+        max_model_len=600,
+        max_num_batched_tokens=16_384,
+    )
+    *others, largest = body_sizes(limits)
+    assert max(size.chunks for size in others) == 255
+    assert others[-1] == BodySize(16_384, 255, 1000)
+    assert largest == BodySize(16_384, 1000, 1000)

@@ -35,13 +35,13 @@ from pagewire.worker.ops.triton.quantized.hopper import next_stage
 
 HEIGHT = gl.constexpr(64)  # rows of a consumer
 SIDE = gl.constexpr(128)  # half of the weight rows. With GATED one half is gates, one their values.
-BLOCK_K = gl.constexpr(32)
-STAGES = gl.constexpr(7)
+BLOCK_K = gl.constexpr(64)
+STAGES = gl.constexpr(3)
 CONSUMERS = gl.constexpr(3)
 TILE = HEIGHT.value * CONSUMERS.value  # rows of an expert in a tile
 # Tiles of rows whose programs follow one another, so that they read the same inputs from the L2
 # cache.
-GROUP = gl.constexpr(4)
+GROUP = gl.constexpr(2)
 CONSUMER_REGISTERS = gl.constexpr(160)
 LOADER_REGISTERS = gl.constexpr(32)
 # With a mean of fewer rows of an expert the plain kernel is as fast: it reads weights just as well.
@@ -79,7 +79,7 @@ def multiply(x: Tensor, weight: Tensor, out: Tensor, rows: ExpertRows, *, gated:
     pairs, features = out.shape
     k, device = x.shape[1], x.device
     tiles = rows.tiles.shape[1]
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=16, rank=2)
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     blocks = cdiv(features, SIDE.value if gated else 2 * SIDE.value)
     pdl = dependent_launch(device)
     launch = {"launch_pdl": True} if pdl else {}

@@ -23,8 +23,8 @@ from pagewire.worker.ops.triton.experts.packed_vector import (
     packed_gate_up,
 )
 from pagewire.worker.ops.triton.experts.projections import experts_down, experts_gate_up_silu_mul
-from pagewire.worker.ops.triton.experts.routing import choose, route
-from pagewire.worker.ops.triton.experts.rows import copy_rows, sort_by_expert
+from pagewire.worker.ops.triton.experts.routing import choose, empty_counts, route
+from pagewire.worker.ops.triton.experts.rows import copy_rows, sort_routes
 from pagewire.worker.ops.triton.experts.vector import (
     is_vector_weight,
     scores,
@@ -48,8 +48,9 @@ def norm_route(
 ) -> tuple[Tensor, Routes]:
     """Implement `ExpertOps.norm_route`; the rows of `x` may have any stride."""
     if 0 < len(x) <= MAX_SCORED_TOKENS:
-        normed, logits = scores(x, norm_weight, eps, router, bias)
-        return normed, choose(logits, routing, correction)
+        counts = empty_counts(x, routing)
+        normed, logits = scores(x, norm_weight, eps, router, bias, counts)
+        return normed, choose(logits, routing, correction, counts)
     normed = rms_norm(x, norm_weight, eps)
     return normed, route(normed, router, routing, correction, bias)
 
@@ -93,7 +94,7 @@ def experts_add(
         and scaled_hopper.is_supported(x.dtype, gate_up, pairs, num_experts)
         and scaled_hopper.is_supported(x.dtype, down, pairs, num_experts)
     ):
-        rows = sort_by_expert(routes.experts, num_experts, tile=scaled_hopper.TILE.value)
+        rows = sort_routes(routes, num_experts, tile=scaled_hopper.TILE.value)
         parts = _scaled_parts(x, gate_up, down, rows)
         return add_experts(parts, routes.weights, rows, residual, shared, shared_gate)
     if (
@@ -103,10 +104,10 @@ def experts_add(
         and hopper.is_supported(x.dtype, gate_up, pairs)
         and hopper.is_supported(x.dtype, down, pairs)
     ):
-        rows = sort_by_expert(routes.experts, num_experts, tile=hopper.TILE)
+        rows = sort_routes(routes, num_experts, tile=hopper.TILE)
         parts = _plain_parts(x, gate_up, down, rows)
         return add_experts(parts, routes.weights, rows, residual, shared, shared_gate)
-    rows = sort_by_expert(routes.experts, num_experts)
+    rows = sort_routes(routes, num_experts)
     inner = experts_gate_up_silu_mul(_input(x, gate_up), gate_up, rows, gate_up_bias, clamp)
     parts = experts_down(_input(inner, down), down, rows, down_bias)
     return add_experts(parts, routes.weights, rows, residual, shared, shared_gate)

@@ -6,16 +6,18 @@ far more than a rounding does.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagewire.worker.ops.contract.experts import Routes, Routing
+from pagewire.worker.ops.contract.experts import PairNumbers, Routes, Routing
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
-from pagewire.worker.ops.triton.experts.config import RouterConfig, router_config
+from pagewire.worker.ops.triton.experts.config import MAX_VECTOR_TOKENS, RouterConfig, router_config
 
 # Below all scores that are numbers, above minus infinity, which marks experts not to choose.
 LOWEST = tl.constexpr(-3e38)
@@ -27,6 +29,7 @@ def _logits_kernel(
     router_ptr,  # [experts, K]
     bias_ptr,  # [experts], or None
     logits_ptr,  # [tokens, experts] float32
+    counts_ptr,  # [experts] that become zeros, or None
     tokens,
     experts,
     x_stride,
@@ -35,6 +38,7 @@ def _logits_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_T: tl.constexpr,
     STAGES: tl.constexpr,
+    BINS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Multiply the router by BLOCK_T tokens.
@@ -50,6 +54,8 @@ def _logits_kernel(
     x_tile = x_ptr + token.to(tl.int64) * x_stride + column
     if PDL:
         gdc_wait()
+    if counts_ptr is not None:
+        clear_counts(counts_ptr, experts, BINS)
     acc = tl.zeros((ROWS, BLOCK_T), tl.float32)
     for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
         inside = start + column < K
@@ -64,11 +70,21 @@ def _logits_kernel(
 
 
 @triton.jit
+def clear_counts(counts_ptr, experts, BINS: tl.constexpr):
+    """Let the first program set the counts of all experts to zero."""
+    bins = tl.arange(0, BINS)
+    first = (tl.program_id(0) == 0) & (tl.program_id(1) == 0)
+    tl.store(counts_ptr + bins, tl.zeros((BINS,), tl.int32), mask=(bins < experts) & first)
+
+
+@triton.jit
 def _choose_kernel(
     logits_ptr,  # [tokens, EXPERTS] float32
     correction_ptr,  # [EXPERTS] float32
     experts_ptr,  # [tokens, TOP_K] int32
     weights_ptr,  # [tokens, TOP_K] float32
+    counts_ptr,  # [EXPERTS], or None
+    numbers_ptr,  # [tokens, TOP_K], written with counts only
     scale,
     EXPERTS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -81,7 +97,7 @@ def _choose_kernel(
     TOP_GROUPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Choose the experts of one token. The grid is `[tokens]`."""
+    """Choose the experts of one token, and number its pairs. The grid is `[tokens]`."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     real = column < EXPERTS
@@ -116,13 +132,17 @@ def _choose_kernel(
         chosen = tl.where(place == i, expert, chosen)
         values = tl.where(place == i, value, values)
         keys = tl.where(column == expert, -0x80000000, keys)
+    held = token * TOP_K + place
+    if counts_ptr is not None:
+        mask = place < TOP_K
+        number = tl.atomic_add(counts_ptr + chosen, 1, mask=mask, sem="relaxed")
+        tl.store(numbers_ptr + held, number, mask=mask)
     if SIGMOID:
         weights = values / tl.sum(values, 0) if RENORMALIZE else values
     else:
         among = values if RENORMALIZE else scores
         top = tl.max(among, 0)
         weights = tl.exp(values - top) / tl.sum(tl.exp(among - top), 0)
-    held = token * TOP_K + place
     tl.store(experts_ptr + held, chosen, mask=place < TOP_K)
     tl.store(weights_ptr + held, weights * scale, mask=place < TOP_K)
 
@@ -173,11 +193,13 @@ def route(
     config = config or router_config(tokens)
     pdl = dependent_launch(x.device)
     logits = x.new_empty((tokens, routing.experts), dtype=torch.float32)
+    counts = empty_counts(x, routing)
     _logits_kernel[(cdiv(routing.experts, config.rows), cdiv(tokens, config.tokens))](
         x,
         router,
         bias,
         logits,
+        counts,
         tokens,
         routing.experts,
         x.stride(0),
@@ -186,11 +208,19 @@ def route(
         BLOCK_K=config.block_k,
         BLOCK_T=config.tokens,
         STAGES=config.stages,
+        BINS=next_power_of_2(routing.experts),
         PDL=pdl,
         num_warps=config.warps,
         launch_pdl=pdl,
     )
-    return choose(logits, routing, correction)
+    return choose(logits, routing, correction, counts)
+
+
+def empty_counts(x: Tensor, routing: Routing) -> Tensor | None:
+    """Return the counters of all experts, uninitialized, if the tokens may have to be sorted."""
+    if len(x) <= MAX_VECTOR_TOKENS:
+        return None
+    return x.new_empty(routing.experts, dtype=torch.int32)
 
 
 def _empty_routes(like: Tensor, tokens: int, routing: Routing) -> Routes:
@@ -199,16 +229,28 @@ def _empty_routes(like: Tensor, tokens: int, routing: Routing) -> Routes:
     return Routes(experts, like.new_empty(size, dtype=torch.float32))
 
 
-def choose(logits: Tensor, routing: Routing, correction: Tensor | None = None) -> Routes:
-    """Choose the experts of each token by its logits, `[tokens, experts]` float32."""
+def choose(
+    logits: Tensor,
+    routing: Routing,
+    correction: Tensor | None = None,
+    counts: Tensor | None = None,
+) -> Routes:
+    """Choose the experts of each token by its logits, `[tokens, experts]` float32.
+
+    With `counts`, which are zeros before, the pairs of each expert are numbered.
+    """
     tokens = logits.shape[0]
     routes = _empty_routes(logits, tokens, routing)
+    if counts is not None:
+        routes = replace(routes, numbers=PairNumbers(torch.empty_like(routes.experts), counts))
     pdl = dependent_launch(logits.device)
     _choose_kernel[(tokens,)](
         logits,
         logits if correction is None else correction,
         routes.experts,
         routes.weights,
+        counts,
+        None if routes.numbers is None else routes.numbers.numbers,
         routing.scale,
         EXPERTS=routing.experts,
         BLOCK=next_power_of_2(routing.experts),

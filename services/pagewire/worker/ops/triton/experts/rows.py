@@ -1,155 +1,125 @@
-"""The kernels that sort the pairs of a batch by expert."""
+"""The kernels that sort the pairs of a batch by expert.
+
+Pairs have numbers among those of their expert. They come from a counter of each expert, so they
+differ from run to run, but the results of a row do not depend on its place.
+"""
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagewire.worker.ops.contract.experts import ExpertRows
+from pagewire.worker.ops.contract.experts import ExpertRows, PairNumbers, Routes
 from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
 from pagewire.worker.ops.triton.experts.config import gemm_config
 
-# Up to this many pairs, each program of one kernel reads all of them at once.
-ALONE = 4096
-# The fewest pairs of such a program, padding included: one for each of its threads.
-MIN_BLOCK = 128
-# More pairs are placed in parts of this size, and counted in chunks of at least MIN_PARTS parts.
-PART = 128
-MIN_PARTS, MAX_CHUNKS = 8, 64
-WARPS, MOST_WARPS = 4, 16
+# Pairs of a program that sorts, or tiles. All of them read the counts.
+PART = 32
+TILES = 16
+WARPS = 2
+COPY_WARPS = 4
 
 
-@triton.jit(do_not_specialize=["pairs", "parts"])
-def _count_kernel(
+@triton.jit(do_not_specialize=["pairs"])
+def _number_kernel(
     experts_ptr,  # [pairs]
-    counts_ptr,  # [chunks, BINS]
-    earlier_ptr,  # [chunks * parts, BINS]
+    counts_ptr,  # [EXPERTS], zeros before
+    numbers_ptr,  # [pairs]
     pairs,
-    parts,
-    BINS: tl.constexpr,
     PART: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Count the pairs of each expert in a chunk, and before each of its `parts` parts.
-
-    The grid is `[chunks]`.
-    """
+    """Number the pairs of each expert, in any order. The grid is `[pairs / PART]`."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    bins = tl.arange(0, BINS)
-    counts = tl.zeros((BINS,), tl.int32)
-    begin = tl.program_id(0) * parts
-    for part in range(begin, begin + parts):
-        tl.store(earlier_ptr + part * BINS + bins, counts)
-        item = part * PART + tl.arange(0, PART)
-        found = tl.load(experts_ptr + item, mask=item < pairs, other=0)
-        counts += tl.histogram(found, BINS, mask=item < pairs)
-    tl.store(counts_ptr + tl.program_id(0) * BINS + bins, counts)
+    item = tl.program_id(0) * PART + tl.arange(0, PART)
+    expert = tl.load(experts_ptr + item, mask=item < pairs, other=0)
+    number = tl.atomic_add(counts_ptr + expert, 1, mask=item < pairs, sem="relaxed")
+    tl.store(numbers_ptr + item, number, mask=item < pairs)
 
 
-@triton.jit(do_not_specialize=["pairs", "tiles", "chunks"])
+@triton.jit(do_not_specialize=["pairs", "tiles"])
 def _sort_kernel(
     experts_ptr,  # [pairs]
-    counts_ptr,  # [chunks, BINS], read with CHUNKS > 1
-    firsts_ptr,  # [chunks, BINS], written with CHUNKS > 1
+    numbers_ptr,  # [pairs]
+    counts_ptr,  # [EXPERTS]
     pairs_ptr,  # [pairs]
     rows_ptr,  # [pairs]
     starts_ptr,  # [EXPERTS + 1]
     tiles_ptr,  # [2, tiles]
     pairs,
     tiles,
-    chunks,
     EXPERTS: tl.constexpr,
     BINS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    PART: tl.constexpr,
+    TILES: tl.constexpr,
     TILE: tl.constexpr,
-    BLOCK_TILES: tl.constexpr,
-    CHUNKS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Find the tiles of one expert, and its rows or, with CHUNKS > 1, its first row of each chunk.
+    """Find the rows of PART pairs, or the experts and first rows of TILES tiles.
 
-    The grid is `[EXPERTS]`. A program computes where its rows begin from inputs that all programs
-    have, so programs do not wait for each other. CHUNKS is a power of two, no less than the number
-    of chunks.
+    The grid is `[pairs / PART + tiles / TILES]`. Each program computes where the rows of all
+    experts begin, so programs do not wait for each other.
     """
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    expert = tl.program_id(0)
     bins = tl.arange(0, BINS)
-    if CHUNKS == 1:
-        item = tl.arange(0, BLOCK)
-        found = tl.load(experts_ptr + item, mask=item < pairs, other=-1)
-        counts = tl.histogram(found, BINS, mask=item < pairs)
-        first_row = tl.sum(tl.where(bins < expert, counts, 0), 0)
-        mine = found == expert
-        row = first_row + tl.cumsum(mine.to(tl.int32), 0) - 1
-        tl.store(pairs_ptr + row, item, mask=mine)
-        tl.store(rows_ptr + item, row, mask=mine)
+    counts = tl.load(counts_ptr + bins, mask=bins < EXPERTS, other=0)
+    starts = tl.cumsum(counts, 0) - counts
+    parts = tl.cdiv(pairs, PART)
+    if tl.program_id(0) < parts:
+        item = tl.program_id(0) * PART + tl.arange(0, PART)
+        inside = item < pairs
+        expert = tl.load(experts_ptr + item, mask=inside, other=0)
+        number = tl.load(numbers_ptr + item, mask=inside, other=0)
+        mine = bins[None, :] == expert[:, None]  # [PART, BINS]
+        row = number + tl.sum(tl.where(mine, starts[None, :], 0), 1)
+        tl.store(pairs_ptr + row, item, mask=inside)
+        tl.store(rows_ptr + item, row, mask=inside)
+        if tl.program_id(0) == 0:
+            tl.store(starts_ptr + bins, starts, mask=bins < EXPERTS)
+            tl.store(starts_ptr + EXPERTS, pairs)
     else:
-        chunk = tl.arange(0, CHUNKS)
-        at = counts_ptr + chunk[:, None] * BINS + bins[None, :]
-        by_chunk = tl.load(at, mask=chunk[:, None] < chunks, other=0)  # [CHUNKS, BINS]
-        counts = tl.sum(by_chunk, 0)
-        first_row = tl.sum(tl.where(bins < expert, counts, 0), 0)
-        mine = tl.load(counts_ptr + chunk * BINS + expert, mask=chunk < chunks, other=0)
-        first = first_row + tl.cumsum(mine, 0) - mine
-        tl.store(firsts_ptr + chunk * BINS + expert, first, mask=chunk < chunks)
-
-    tl.store(starts_ptr + expert, first_row)
-    if expert == EXPERTS - 1:
-        tl.store(starts_ptr + EXPERTS, pairs)
-    needed = (counts + TILE - 1) // TILE  # tiles of each expert
-    first_tile = tl.sum(tl.where(bins < expert, needed, 0), 0)
-    end_tile = first_tile + tl.sum(tl.where(bins == expert, needed, 0), 0)
-    # The last expert also marks the unused tiles, with the number of used ones.
-    end = tiles if expert == EXPERTS - 1 else end_tile
-    for start in range(first_tile, end, BLOCK_TILES):
-        tile = start + tl.arange(0, BLOCK_TILES)
-        owner = tl.where(tile < end_tile, expert, -1 - end_tile)
-        tl.store(tiles_ptr + tile, owner, mask=tile < end)
-        tl.store(tiles_ptr + tiles + tile, first_row + (tile - first_tile) * TILE, mask=tile < end)
-
-
-@triton.jit(do_not_specialize=["pairs", "parts"])
-def _place_kernel(
-    experts_ptr,  # [pairs]
-    firsts_ptr,  # [chunks, BINS]
-    earlier_ptr,  # [chunks * parts, BINS]
-    pairs_ptr,  # [pairs]
-    rows_ptr,  # [pairs]
-    pairs,
-    parts,
-    BINS: tl.constexpr,
-    PART: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Find the rows of a part's pairs. A chunk has `parts` parts. The grid is `[pairs / PART]`."""
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    part = tl.program_id(0)
-    place = tl.arange(0, PART)
-    item = part * PART + place
-    expert = tl.load(experts_ptr + item, mask=item < pairs, other=0)
-    # The same values along the other axis of the comparison.
-    other = part * PART + place[None, :]
-    others = tl.load(experts_ptr + other, mask=other < pairs, other=0)
-    same = (others == expert[:, None]) & (other < item[:, None])
-    row = tl.load(firsts_ptr + part // parts * BINS + expert)
-    row += tl.load(earlier_ptr + part * BINS + expert) + tl.sum(same.to(tl.int32), 1)
-    tl.store(pairs_ptr + row, item, mask=item < pairs)
-    tl.store(rows_ptr + item, row, mask=item < pairs)
+        tile = (tl.program_id(0) - parts) * TILES + tl.arange(0, TILES)
+        needed = (counts + TILE - 1) // TILE  # tiles of each expert
+        ends = tl.cumsum(needed, 0)
+        used = tl.sum(needed, 0)
+        # The tiles of all experts before the owner end before this one.
+        owner = tl.sum((ends[None, :] <= tile[:, None]).to(tl.int32), 1)  # [TILES]
+        owned = bins[None, :] == owner[:, None]  # [TILES, BINS]
+        first = tl.sum(tl.where(owned, (starts - (ends - needed) * TILE)[None, :], 0), 1)
+        first = tl.where(tile < used, first + tile * TILE, pairs)
+        tl.store(tiles_ptr + tile, tl.where(tile < used, owner, -1 - used), mask=tile < tiles)
+        tl.store(tiles_ptr + tiles + tile, first, mask=tile < tiles)
 
 
 def sort_by_expert(experts: Tensor, num_experts: int, *, tile: int | None = None) -> ExpertRows:
     """Implement `ExpertOps.sort_by_expert`; the rows are cut to tiles of `tile` rows."""
+    pairs, pdl = experts.numel(), dependent_launch(experts.device)
+    counts, numbers = experts.new_zeros(num_experts), torch.empty_like(experts)
+    if pairs:
+        _number_kernel[(cdiv(pairs, PART),)](
+            experts, counts, numbers, pairs, PART=PART, PDL=pdl, num_warps=1, launch_pdl=pdl
+        )
+    return _sort(experts, PairNumbers(numbers, counts), tile)
+
+
+def sort_routes(routes: Routes, num_experts: int, *, tile: int | None = None) -> ExpertRows:
+    """Sort the pairs of `routes` as `sort_by_expert`, by their numbers if they have some."""
+    if routes.numbers is None:
+        return sort_by_expert(routes.experts, num_experts, tile=tile)
+    return _sort(routes.experts, routes.numbers, tile)
+
+
+def _sort(experts: Tensor, given: PairNumbers, tile: int | None) -> ExpertRows:
     pairs, top_k = experts.numel(), experts.shape[1]
+    num_experts = len(given.counts)
     tile = tile or gemm_config(pairs, num_experts).tile
     rows = ExpertRows(
         top_k=top_k,
@@ -162,50 +132,26 @@ def sort_by_expert(experts: Tensor, num_experts: int, *, tile: int | None = None
     if pairs == 0:
         rows.starts.zero_()
         return rows
-    bins = next_power_of_2(max(2, num_experts))
-    parts = max(MIN_PARTS, cdiv(pairs, PART * MAX_CHUNKS))  # of a chunk
-    chunks = 1 if pairs <= ALONE else cdiv(pairs, PART * parts)
-    block = max(MIN_BLOCK, next_power_of_2(pairs)) if chunks == 1 else MIN_BLOCK
-    pdl = dependent_launch(experts.device)
-    counts, firsts = (experts.new_empty((chunks, bins)) for _ in range(2))
-    earlier = experts.new_empty((chunks * parts, bins))
-    launch = {"PDL": pdl, "num_warps": WARPS, "launch_pdl": pdl}
-    if chunks > 1:
-        _count_kernel[(chunks,)](
-            experts, counts, earlier, pairs, parts, BINS=bins, PART=PART, **launch
-        )
-    _sort_kernel[(num_experts,)](
+    tiles, pdl = rows.tiles.shape[1], dependent_launch(experts.device)
+    _sort_kernel[(cdiv(pairs, PART) + cdiv(tiles, TILES),)](
         experts,
-        counts,
-        firsts,
+        given.numbers,
+        given.counts,
         rows.pairs,
         rows.rows,
         rows.starts,
         rows.tiles,
         pairs,
-        rows.tiles.shape[1],
-        chunks,
+        tiles,
         EXPERTS=num_experts,
-        BINS=bins,
-        BLOCK=block,
+        BINS=next_power_of_2(max(2, num_experts)),
+        PART=PART,
+        TILES=TILES,
         TILE=tile,
-        BLOCK_TILES=32,
-        CHUNKS=next_power_of_2(chunks),
-        **(launch | {"num_warps": min(block // 32, MOST_WARPS)}),
+        PDL=pdl,
+        num_warps=WARPS,
+        launch_pdl=pdl,
     )
-    if chunks > 1:
-        _place_kernel[(cdiv(pairs, PART),)](
-            experts,
-            firsts,
-            earlier,
-            rows.pairs,
-            rows.rows,
-            pairs,
-            parts,
-            BINS=bins,
-            PART=PART,
-            **launch,
-        )
     return rows
 
 
@@ -245,7 +191,7 @@ def copy_rows(x: Tensor, rows: ExpertRows) -> Tensor:
         BLOCK=next_power_of_2(width),
         TOP_K=rows.top_k,
         PDL=pdl,
-        num_warps=WARPS,
+        num_warps=COPY_WARPS,
         launch_pdl=pdl,
     )
     return out

@@ -26,6 +26,7 @@ from pagewire.worker.ops.triton.experts.config import (
     RowsConfig,
     vector_configs,
 )
+from pagewire.worker.ops.triton.experts.routing import clear_counts
 from pagewire.worker.ops.triton.experts.tile import activated, clamp_numbers
 from pagewire.worker.ops.triton.rowwise.norm import inverse_rms
 from pagewire.worker.ops.triton.rowwise.quantize import rounded_to_fp8, scale_of
@@ -41,12 +42,14 @@ def _scores_kernel(
     bias_ptr,  # [experts], or None
     normed_ptr,  # [tokens, K]
     logits_ptr,  # [tokens, experts] float32
+    counts_ptr,  # [experts] that become zeros, or None
     experts,
     x_stride,
     eps,
     K: tl.constexpr,
     BLOCK_K: tl.constexpr,
     ROWS: tl.constexpr,
+    BINS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Normalize a token and multiply ROWS rows of the router by it.
@@ -64,6 +67,8 @@ def _scores_kernel(
     norm = tl.load(norm_ptr + column, mask=inside, other=0.0).to(tl.float32)
     if PDL:
         gdc_wait()
+    if counts_ptr is not None:
+        clear_counts(counts_ptr, experts, BINS)
     x = tl.load(x_ptr + token * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     normed = (x * inverse_rms(x, eps, K, 1)[:, None] * norm).to(normed_ptr.dtype.element_ty)
     tl.store(normed_ptr + token * K + column, normed, mask=inside & (tl.program_id(0) == 0))
@@ -246,12 +251,13 @@ def scores(
     eps: float,
     router: Tensor,
     bias: Tensor | None,
+    counts: Tensor | None = None,
     *,
     rows: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the normalized tokens, and the logits of the router in float32.
 
-    There are at most MAX_SCORED_TOKENS tokens.
+    There are at most MAX_SCORED_TOKENS tokens. `counts`, `[experts]`, become zeros.
     """
     (tokens, k), experts = x.shape, router.shape[0]
     normed = x.new_empty((tokens, k))
@@ -265,12 +271,14 @@ def scores(
         bias,
         normed,
         logits,
+        counts,
         experts,
         x.stride(0),
         eps,
         K=k,
         BLOCK_K=next_power_of_2(k),
         ROWS=rows,
+        BINS=next_power_of_2(experts),
         PDL=pdl,
         num_warps=4,
         launch_pdl=pdl,

@@ -64,6 +64,9 @@ class Choice:
 
 PLAIN = Choice(None)
 
+# Steps of more tokens are rare. Up to 8,192 were measured.
+MANY = 65_536
+
 # The fastest choices on an H200, by weight rows, K, and whether the product computes SiLU times
 # values. The keys inside are numbers of tokens: a choice holds for more tokens than the key before
 # it, or for MIN_TOKENS and more, up to its own key. The matrices are those of Llama-3.1-8B, and
@@ -77,15 +80,14 @@ TILES: dict[tuple[int, int, bool], dict[int, Choice]] = {
         640: Choice(TALL),
         800: Choice(THREE),
         1024: Choice(SMALL),
-        8192: Choice(TALL),
+        MANY: Choice(THREE),
     },
     (4096, 4096, False): {
         256: PLAIN,
         512: Choice(LOW),
         800: Choice(THREE),
         1024: Choice(TALL),
-        2048: Choice(WIDE),
-        8192: Choice(THREE),
+        MANY: Choice(WIDE),
     },
     (28672, 4096, False): {
         128: Choice(WIDE),
@@ -97,7 +99,7 @@ TILES: dict[tuple[int, int, bool], dict[int, Choice]] = {
         448: Choice(LOW),
         512: Choice(SMALL),
         800: Choice(THREE),
-        8192: Choice(TALL),
+        MANY: Choice(TALL),
     },
     (28672, 4096, True): {
         128: Choice(WIDE),
@@ -107,7 +109,7 @@ TILES: dict[tuple[int, int, bool], dict[int, Choice]] = {
         640: PLAIN,
         800: Choice(THREE),
         1024: Choice(WIDE),
-        8192: Choice(THREE),
+        MANY: Choice(THREE),
     },
     (4096, 14336, False): {
         128: Choice(SMALL, 4),
@@ -117,7 +119,7 @@ TILES: dict[tuple[int, int, bool], dict[int, Choice]] = {
         512: Choice(LOW),
         800: Choice(THREE),
         2048: Choice(TALL),
-        8192: Choice(THREE),
+        MANY: Choice(WIDE),
     },
     (2048, 4096, False): {
         128: Choice(LOW, 4),
@@ -126,7 +128,7 @@ TILES: dict[tuple[int, int, bool], dict[int, Choice]] = {
         320: Choice(SMALL, 2),
         512: Choice(LOW),
         2048: Choice(SMALL),
-        8192: Choice(THREE),
+        MANY: Choice(THREE),
     },
     (5120, 2048, False): {
         128: PLAIN,
@@ -134,7 +136,7 @@ TILES: dict[tuple[int, int, bool], dict[int, Choice]] = {
         512: Choice(THREE),
         800: Choice(TALL),
         2048: Choice(THREE),
-        8192: Choice(TALL),
+        MANY: Choice(TALL),
     },
 }
 

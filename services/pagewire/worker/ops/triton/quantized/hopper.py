@@ -45,7 +45,7 @@ HALF = gl.constexpr(choices.HALF)
 SIDE = gl.constexpr(choices.SIDE)
 MAX_PARTS = gl.constexpr(choices.MAX_PARTS)
 # Tiles of tokens whose programs run at once, so that they read the same weights from the L2 cache.
-GROUP = gl.constexpr(8)
+GROUP = gl.constexpr(16)
 PIECE = gl.constexpr(16)  # tokens whose sums a warp group adds up at once
 # Registers of a thread with two consumers, and with three.
 CONSUMER_REGISTERS = gl.constexpr((232, 160))
