@@ -10,7 +10,7 @@ from pagewire.lifecycle.watchdog import Watched
 
 # Seconds that a thread may hold the interpreter while another one waits for it. The default of
 # 5 ms is longer than many steps.
-SWITCH_INTERVAL = 0.00005
+SWITCH_INTERVAL = 0.0002
 
 T = TypeVar("T")
 
