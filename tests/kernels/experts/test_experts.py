@@ -185,12 +185,12 @@ def test_routes_are_numbered_where_they_may_be_sorted(name, tokens, device):
     with poisoned_outputs():
         _, routes = experts.norm_route(a.x, torch.ones_like(a.x[0]), 1e-6, a.router, routing)
     if tokens <= MAX_VECTOR_TOKENS:
-        assert routes.numbers is None
+        assert routes.numbered is None
     else:
-        assert routes.numbers is not None
+        assert routes.numbered is not None
         counts = routes.experts.flatten().bincount(minlength=routing.experts).tolist()
-        assert routes.numbers.counts.tolist() == counts
-        numbers = routes.numbers.numbers.flatten()
+        assert routes.numbered.counts.tolist() == counts
+        numbers = routes.numbered.numbers.flatten()
         for expert, count in enumerate(counts):
             found = numbers[routes.experts.flatten() == expert].sort().values
             assert found.tolist() == list(range(count))

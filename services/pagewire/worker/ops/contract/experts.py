@@ -87,7 +87,7 @@ class Routes:
 
     experts: Tensor  # [tokens, top_k] int32, different ones for each token
     weights: Tensor  # [tokens, top_k] float32
-    numbers: PairNumbers | None = None  # for sorting; an implementation may leave them out
+    numbered: PairNumbers | None = None  # for sorting; an implementation may leave them out
 
 
 @dataclass(frozen=True, slots=True)

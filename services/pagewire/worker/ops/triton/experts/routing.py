@@ -242,7 +242,7 @@ def choose(
     tokens = logits.shape[0]
     routes = _empty_routes(logits, tokens, routing)
     if counts is not None:
-        routes = replace(routes, numbers=PairNumbers(torch.empty_like(routes.experts), counts))
+        routes = replace(routes, numbered=PairNumbers(torch.empty_like(routes.experts), counts))
     pdl = dependent_launch(logits.device)
     _choose_kernel[(tokens,)](
         logits,
@@ -250,7 +250,7 @@ def choose(
         routes.experts,
         routes.weights,
         counts,
-        None if routes.numbers is None else routes.numbers.numbers,
+        None if routes.numbered is None else routes.numbered.numbers,
         routing.scale,
         EXPERTS=routing.experts,
         BLOCK=next_power_of_2(routing.experts),

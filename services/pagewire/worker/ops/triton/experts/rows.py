@@ -17,10 +17,10 @@ from pagewire.worker.ops.device import dependent_launch
 from pagewire.worker.ops.integers import cdiv, next_power_of_2
 from pagewire.worker.ops.triton.experts.config import gemm_config
 
-# Pairs of a program that sorts, or tiles. All of them read the counts.
+# A program of the sort has PART pairs or TILES tiles. All programs read the counts.
 PART = 32
 TILES = 16
-WARPS = 2
+SORT_WARPS = 2
 COPY_WARPS = 4
 
 
@@ -31,12 +31,8 @@ def _number_kernel(
     numbers_ptr,  # [pairs]
     pairs,
     PART: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     """Number the pairs of each expert, in any order. The grid is `[pairs / PART]`."""
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
     item = tl.program_id(0) * PART + tl.arange(0, PART)
     expert = tl.load(experts_ptr + item, mask=item < pairs, other=0)
     number = tl.atomic_add(counts_ptr + expert, 1, mask=item < pairs, sem="relaxed")
@@ -101,20 +97,21 @@ def _sort_kernel(
 
 def sort_by_expert(experts: Tensor, num_experts: int, *, tile: int | None = None) -> ExpertRows:
     """Implement `ExpertOps.sort_by_expert`; the rows are cut to tiles of `tile` rows."""
-    pairs, pdl = experts.numel(), dependent_launch(experts.device)
+    pairs = experts.numel()
     counts, numbers = experts.new_zeros(num_experts), torch.empty_like(experts)
     if pairs:
+        # The counts are cleared by no kernel, so this is not a dependent launch.
         _number_kernel[(cdiv(pairs, PART),)](
-            experts, counts, numbers, pairs, PART=PART, PDL=pdl, num_warps=1, launch_pdl=pdl
+            experts, counts, numbers, pairs, PART=PART, num_warps=1
         )
     return _sort(experts, PairNumbers(numbers, counts), tile)
 
 
 def sort_routes(routes: Routes, num_experts: int, *, tile: int | None = None) -> ExpertRows:
     """Sort the pairs of `routes` as `sort_by_expert`, by their numbers if they have some."""
-    if routes.numbers is None:
+    if routes.numbered is None:
         return sort_by_expert(routes.experts, num_experts, tile=tile)
-    return _sort(routes.experts, routes.numbers, tile)
+    return _sort(routes.experts, routes.numbered, tile)
 
 
 def _sort(experts: Tensor, given: PairNumbers, tile: int | None) -> ExpertRows:
@@ -149,7 +146,7 @@ def _sort(experts: Tensor, given: PairNumbers, tile: int | None) -> ExpertRows:
         TILES=TILES,
         TILE=tile,
         PDL=pdl,
-        num_warps=WARPS,
+        num_warps=SORT_WARPS,
         launch_pdl=pdl,
     )
     return rows
