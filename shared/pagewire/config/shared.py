@@ -153,8 +153,9 @@ class WorkerLimitsConfig(ModelConfig):
     )
     worker_max_num_batched_tokens: int | None = setting(
         None,
-        "Maximum number of tokens computed in one step. By default 8192 on a GPU, 2048 on a CPU, "
-        "and the profile's number for a simulated worker.",
+        "Maximum number of tokens computed in one step. By default 8192 on a GPU, up to 16384 for "
+        "a model with many experts, 2048 on a CPU, and the profile's number for a simulated "
+        "worker.",
         minimum=1,
         maximum=1 << 20,
     )

@@ -64,6 +64,9 @@ CPU_BATCHED_TOKENS = 2048
 # drafts would have to be right. A GPU computes 16 rows in little more time than one.
 MAX_DRAFTS = {"cpu": 7, "cuda": 15}
 GPU_BATCHED_TOKENS = 8192
+# With many experts a step has up to twice as many tokens, so that an expert has this many rows on
+# average. With fewer rows, more of its tiles are partly empty (docs/decisions/step-size.md).
+EXPERT_ROWS = 1024
 FP8_CAPABILITY = (8, 9)  # the first whose tensor cores multiply FP8
 
 
@@ -408,11 +411,19 @@ def choose_ops(
     return name
 
 
+def batched_tokens(model: ModelConfig, device: torch.device) -> int:
+    """The tokens of a full step, if no flag says it."""
+    if device.type == "cpu":
+        return CPU_BATCHED_TOKENS
+    if model.experts is None:
+        return GPU_BATCHED_TOKENS
+    wanted = EXPERT_ROWS * model.experts.count // model.experts.top_k
+    return min(max(wanted, GPU_BATCHED_TOKENS), 2 * GPU_BATCHED_TOKENS)
+
+
 def _trial_limits(config: WorkerConfig, model: ModelConfig, device: torch.device) -> Limits:
     """The limits before the memory is measured: one block, and the longest possible sequence."""
-    batched = config.worker_max_num_batched_tokens or (
-        CPU_BATCHED_TOKENS if device.type == "cpu" else GPU_BATCHED_TOKENS
-    )
+    batched = config.worker_max_num_batched_tokens or batched_tokens(model, device)
     if min(config.num_slots, batched, config.block_size) < 1:
         raise SetupError(
             "num_slots, worker_max_num_batched_tokens and block_size must be at least 1"

@@ -12,6 +12,7 @@ from pagewire.worker.errors import SetupError
 from pagewire.worker.model.config import ModelConfig, read_model_config
 from pagewire.worker.model.quantization.scheme import Quantization
 from pagewire.worker.startup.loading import (
+    batched_tokens,
     check_fp8,
     choose_device,
     choose_dtype,
@@ -54,6 +55,21 @@ def test_auto_settings_of_a_cpu(model: ModelConfig) -> None:
         choose_device("cuda:99")
     with pytest.raises(SetupError, match="teapot"):
         choose_device("teapot")
+
+
+@pytest.mark.parametrize(
+    ("count", "top_k", "tokens"), [(128, 8, 16_384), (32, 3, 10_922), (32, 4, 8192), (8, 2, 8192)]
+)
+def test_steps_are_longer_with_many_experts(
+    count: int, top_k: int, tokens: int, tmp_path: Path, model: ModelConfig
+) -> None:
+    save_model(tmp_path, "qwen3-moe")
+    found = read_model_config(tmp_path)
+    assert found.experts is not None
+    with_experts = replace(found, experts=replace(found.experts, count=count, top_k=top_k))
+    assert batched_tokens(with_experts, torch.device("cuda")) == tokens
+    assert batched_tokens(model, torch.device("cuda")) == 8192
+    assert batched_tokens(with_experts, torch.device("cpu")) == 2048
 
 
 def test_a_cpu_does_not_take_the_mode_of_one_answer(tmp_path: Path) -> None:
