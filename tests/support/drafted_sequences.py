@@ -68,10 +68,15 @@ def check_same(got: list[Sequence], want: list[Sequence]) -> None:
 
 def compute_rows_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Computes each row by itself, because torch's GEMMs and attention depend on the batch."""
-    multiply = F.linear
+    multiply, multiply_into = F.linear, torch.mm
 
     def linear_by_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return torch.cat([multiply(x[i : i + 1], weight, bias) for i in range(len(x))])
+
+    def mm_by_rows(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+        for i in range(len(x)):
+            multiply_into(x[i : i + 1], weight, out=out[i : i + 1])
+        return out
 
     def attention_by_rows(q: Tensor, *given: Any, out: Tensor | None = None, **more: Any) -> Tensor:
         *caches, slots, lengths, scale = given
@@ -87,6 +92,7 @@ def compute_rows_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
         return out.copy_(torch.where((lengths < 0)[:, None, None], out, whole))
 
     monkeypatch.setattr(F, "linear", linear_by_rows)
+    monkeypatch.setattr(torch, "mm", mm_by_rows)
     monkeypatch.setattr(torch_ops, "decode_attention", attention_by_rows)
 
 
