@@ -296,9 +296,8 @@ def launches() -> dict[str, list[dict]]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_kernels_of_a_layer(case, launches):
-    numbered = ["_choose_kernel"] if CASES[case][1] > 4 else ["_choose_kernel", "_number_kernel"]
     product = product_of(case)
-    names = ["_logits_kernel", *numbered, "_sort_kernel", product, product, "_sum_kernel"]
+    names = ["_logits_kernel", "_choose_kernel", "_sort_kernel", product, product, "_sum_kernel"]
     assert [launch["kernel"] for launch in launches[case]] == names
 
 
@@ -370,11 +369,8 @@ def test_waits_and_adds_in_order(case, launches):
     for launch in launches[case]:
         # Consumers and the loader wait, with or without tiles.
         waits = 4 if case in SCALED_ON_HOPPER else 1
-        numbers = launch["kernel"] == "_number_kernel"
-        if numbers:  # it is not a dependent launch
-            waits = 0
-        if case in CASES and CASES[case][1] > 4:
-            numbers = launch["kernel"] == "_choose_kernel"
+        many = case in CASES and CASES[case][1] > 4
+        numbers = many and launch["kernel"] == "_choose_kernel"
         found = launch["waits"], launch["atomics"] > 0
         assert found == (waits, numbers), launch["kernel"]
 

@@ -143,7 +143,9 @@ def test_sort_by_expert(tokens, num_experts, top_k, tile, device):
 def check_sorted(chosen: Tensor, num_experts: int, tile: int) -> None:
     """Compare the rows of each expert with the reference, and the tiles with what they cover."""
     with poisoned_outputs():
-        check_rows(experts.sort_by_expert(chosen, num_experts, tile=tile), chosen, num_experts)
+        out = experts.sort_by_expert(chosen, num_experts, tile=tile)
+    assert out.tile == tile
+    check_rows(out, chosen, num_experts)
 
 
 def check_rows(out: ExpertRows, chosen: Tensor, num_experts: int) -> None:

@@ -1,7 +1,7 @@
 """The kernels that sort the pairs of a batch by expert.
 
-Pairs have numbers among those of their expert. They come from a counter of each expert, so they
-differ from run to run, but the results of a row do not depend on its place.
+Pairs have numbers among those of their expert. Numbers of many pairs come from a counter of each
+expert, so they differ from run to run. The results of a row do not depend on its place.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from pagewire.worker.ops.triton.experts.config import gemm_config
 PART = 32
 TILES = 16
 SORT_WARPS = 2
+# Up to this many pairs, each program counts and numbers them itself.
+ALONE = 128
 COPY_WARPS = 4
 
 
@@ -42,8 +44,8 @@ def _number_kernel(
 @triton.jit(do_not_specialize=["pairs", "tiles"])
 def _sort_kernel(
     experts_ptr,  # [pairs]
-    numbers_ptr,  # [pairs]
-    counts_ptr,  # [EXPERTS]
+    numbers_ptr,  # [pairs], or None
+    counts_ptr,  # [EXPERTS], or None: there are at most ALONE pairs
     pairs_ptr,  # [pairs]
     rows_ptr,  # [pairs]
     starts_ptr,  # [EXPERTS + 1]
@@ -55,6 +57,7 @@ def _sort_kernel(
     PART: tl.constexpr,
     TILES: tl.constexpr,
     TILE: tl.constexpr,
+    ALONE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Find the rows of PART pairs, or the experts and first rows of TILES tiles.
@@ -66,14 +69,23 @@ def _sort_kernel(
         gdc_launch_dependents()
         gdc_wait()
     bins = tl.arange(0, BINS)
-    counts = tl.load(counts_ptr + bins, mask=bins < EXPERTS, other=0)
+    if counts_ptr is None:
+        other = tl.arange(0, ALONE)
+        others = tl.load(experts_ptr + other, mask=other < pairs, other=-1)
+        counts = tl.histogram(others, BINS, mask=other < pairs)
+    else:
+        counts = tl.load(counts_ptr + bins, mask=bins < EXPERTS, other=0)
     starts = tl.cumsum(counts, 0) - counts
     parts = tl.cdiv(pairs, PART)
     if tl.program_id(0) < parts:
         item = tl.program_id(0) * PART + tl.arange(0, PART)
         inside = item < pairs
         expert = tl.load(experts_ptr + item, mask=inside, other=0)
-        number = tl.load(numbers_ptr + item, mask=inside, other=0)
+        if counts_ptr is None:
+            earlier = (others[None, :] == expert[:, None]) & (other[None, :] < item[:, None])
+            number = tl.sum(earlier.to(tl.int32), 1)
+        else:
+            number = tl.load(numbers_ptr + item, mask=inside, other=0)
         mine = bins[None, :] == expert[:, None]  # [PART, BINS]
         row = number + tl.sum(tl.where(mine, starts[None, :], 0), 1)
         tl.store(pairs_ptr + row, item, mask=inside)
@@ -98,25 +110,26 @@ def _sort_kernel(
 def sort_by_expert(experts: Tensor, num_experts: int, *, tile: int | None = None) -> ExpertRows:
     """Implement `ExpertOps.sort_by_expert`; the rows are cut to tiles of `tile` rows."""
     pairs = experts.numel()
+    if pairs <= ALONE:
+        return _sort(experts, num_experts, None, tile)
     counts, numbers = experts.new_zeros(num_experts), torch.empty_like(experts)
-    if pairs:
-        # The counts are cleared by no kernel, so this is not a dependent launch.
-        _number_kernel[(cdiv(pairs, PART),)](
-            experts, counts, numbers, pairs, PART=PART, num_warps=1
-        )
-    return _sort(experts, PairNumbers(numbers, counts), tile)
+    # The counts are cleared by no kernel of ours, so this is not a dependent launch.
+    _number_kernel[(cdiv(pairs, PART),)](experts, counts, numbers, pairs, PART=PART, num_warps=1)
+    return _sort(experts, num_experts, PairNumbers(numbers, counts), tile)
 
 
 def sort_routes(routes: Routes, num_experts: int, *, tile: int | None = None) -> ExpertRows:
     """Sort the pairs of `routes` as `sort_by_expert`, by their numbers if they have some."""
     if routes.numbered is None:
         return sort_by_expert(routes.experts, num_experts, tile=tile)
-    return _sort(routes.experts, routes.numbered, tile)
+    return _sort(routes.experts, num_experts, routes.numbered, tile)
 
 
-def _sort(experts: Tensor, given: PairNumbers, tile: int | None) -> ExpertRows:
+def _sort(
+    experts: Tensor, num_experts: int, given: PairNumbers | None, tile: int | None
+) -> ExpertRows:
+    """Sort by the numbers that are given; at most ALONE pairs need none."""
     pairs, top_k = experts.numel(), experts.shape[1]
-    num_experts = len(given.counts)
     tile = tile or gemm_config(pairs, num_experts).tile
     rows = ExpertRows(
         top_k=top_k,
@@ -132,8 +145,8 @@ def _sort(experts: Tensor, given: PairNumbers, tile: int | None) -> ExpertRows:
     tiles, pdl = rows.tiles.shape[1], dependent_launch(experts.device)
     _sort_kernel[(cdiv(pairs, PART) + cdiv(tiles, TILES),)](
         experts,
-        given.numbers,
-        given.counts,
+        None if given is None else given.numbers,
+        None if given is None else given.counts,
         rows.pairs,
         rows.rows,
         rows.starts,
@@ -145,6 +158,7 @@ def _sort(experts: Tensor, given: PairNumbers, tile: int | None) -> ExpertRows:
         PART=PART,
         TILES=TILES,
         TILE=tile,
+        ALONE=ALONE,
         PDL=pdl,
         num_warps=SORT_WARPS,
         launch_pdl=pdl,
