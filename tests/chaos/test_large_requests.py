@@ -116,7 +116,7 @@ class Experiment:
             if any(request.works for request in sent):
                 await self._drain()
             if not tries[-1]:
-                self.stray += [delay for each in tries for delay in each]
+                self.stray += ["; ".join(delays) for delays in tries if delays]
                 return
         self.faults += tries[-1]
 

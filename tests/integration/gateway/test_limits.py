@@ -426,6 +426,57 @@ async def test_bodies_that_arrive_together_are_kept_apart() -> None:
         writer.close()
 
 
+async def test_a_body_of_tiny_chunks_leaves_turns_to_others() -> None:
+    """A chunk of one byte costs about as much as one of 256 KB."""
+    chunks, size = 0, 1 << 18
+    most_in_a_turn = 0
+
+    class Counted(HttpProtocol):
+        def on_body(self, body: bytes) -> None:
+            nonlocal chunks
+            chunks += 1
+            super().on_body(body)
+
+    async def count_turns() -> None:
+        nonlocal chunks, most_in_a_turn
+        while True:
+            chunks = 0
+            await asyncio.sleep(0)
+            most_in_a_turn = max(most_in_a_turn, chunks)
+
+    head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    sent = head + b"1\r\nx\r\n" * size + b"0\r\n\r\n"
+    async with _served(Counted, _echo) as address:
+        turns = asyncio.create_task(count_turns())
+        reader, writer = await asyncio.open_connection(*address)
+        for request in (sent, sent):  # the second shows that the connection is read again
+            writer.write(request)
+            answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
+            assert b"content-length: %d\r\n" % size in answer
+            assert await asyncio.wait_for(reader.readexactly(size), 30) == b"x" * size
+        writer.close()
+        turns.cancel()
+    assert 1000 < most_in_a_turn <= (32 << 10) // 6 + 1
+
+
+async def test_a_client_may_leave_while_its_bytes_wait() -> None:
+    """Neither the bytes that wait nor the resumed reading reach a closed connection."""
+    gone = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone.set()
+
+    head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    async with _served(HttpProtocol, app) as address:
+        _, writer = await asyncio.open_connection(*address)
+        writer.write(head + b"1\r\nx\r\n" * (1 << 17))
+        await writer.drain()
+        writer.transport.abort()
+        await asyncio.wait_for(gone.wait(), 10)
+
+
 def test_a_low_limit_of_descriptors_is_logged_with_the_remedy() -> None:
     done = open_requests(64, 200, configured=5)
     assert done.stdout.strip() == "72 5 (200, 200)"

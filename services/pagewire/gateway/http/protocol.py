@@ -13,6 +13,7 @@ from http import HTTPStatus
 from typing import Any
 
 from uvicorn._types import ASGISendEvent
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from pagewire.gateway.errors import ApiError
@@ -21,6 +22,9 @@ from pagewire.gateway.http.parser import RequestParser
 HEAD_BYTES = 64 << 10
 HEAD_SECONDS = 30.0
 UNREAD_SECONDS = 60.0
+# One turn of the event loop parses so much at most: 5,461 chunks of one byte, about 2 ms. An answer
+# to another client needs several turns.
+_PARSED_BYTES = 32 << 10
 # The offset of `tcpi_bytes_acked` in the result of TCP_INFO on Linux.
 _BYTES_ACKED = struct.Struct("120xQ")
 
@@ -35,6 +39,8 @@ class HttpProtocol(HttpToolsProtocol):
     head_seconds = HEAD_SECONDS
     unread_seconds = UNREAD_SECONDS
     parser: RequestParser
+    flow: "_Flow"
+    _parsing: asyncio.Handle | None = None  # the next turn, if bytes are not parsed yet
     _acknowledged = 0  # bytes, when the unread timer was started
     _unread_timer: asyncio.TimerHandle | None = None
     _head_timer: asyncio.TimerHandle | None = None
@@ -44,27 +50,51 @@ class HttpProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self.parser = RequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
-        # Body chunks of one read, joined before uvicorn gets them. For each of possibly tens of
+        self._unparsed = bytearray()
+        # Body chunks of one turn, joined before uvicorn gets them. For each of possibly tens of
         # thousands of chunks, uvicorn would copy the whole body so far.
         self._body_chunks: list[bytes] = []
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Starts the timer of the first head: a connection without a request is closed too."""
         super().connection_made(transport)
+        self.flow = _Flow(transport)
         self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stops the timers."""
+        """Stops the timers and the parsing."""
         self._stop_head_timer()
         self._stop_unread_timer()
+        if self._parsing is not None:
+            self._parsing.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        """Parses the data, in several turns of the event loop if there is much of it."""
+        if self._parsing is None and len(data) <= _PARSED_BYTES:
+            self._parse(data)
+            return
+        self._unparsed += data
+        if self._parsing is None:
+            self._parse_part()
+
+    def _parse_part(self) -> None:
+        part = bytes(self._unparsed[:_PARSED_BYTES])
+        del self._unparsed[:_PARSED_BYTES]
+        self._parse(part)
+        if self._unparsed and not self.transport.is_closing():
+            self.flow.hold()
+            self._parsing = self.loop.call_soon(self._parse_part)
+        else:
+            self._parsing = None
+            self.flow.release()
+
+    def _parse(self, data: bytes) -> None:
         """Parses the data, and counts the bytes of an incomplete head."""
         timer = self._head_timer
         super().data_received(data)
         self._flush_body()
-        # If a head begins after another request in the same data, counting starts at the next read.
+        # If a head begins after another request in the same data, counting starts with the next.
         if timer is not None and timer is self._head_timer and not self.transport.is_closing():
             self._num_head_bytes += len(data)
             if self._num_head_bytes > self.head_bytes:
@@ -99,11 +129,11 @@ class HttpProtocol(HttpToolsProtocol):
             _send_without_chunks(self.cycle)
 
     def on_body(self, body: bytes) -> None:
-        """Keeps a chunk of a body until the end of the read."""
+        """Keeps a chunk of a body until the end of the turn."""
         self._body_chunks.append(body)
 
     def on_message_complete(self) -> None:
-        """Ends a request; another one may follow in the same read."""
+        """Ends a request; another one may follow in the same turn."""
         if not self.parser.offers_upgrade:
             self._flush_body()
             super().on_message_complete()
@@ -164,6 +194,32 @@ class HttpProtocol(HttpToolsProtocol):
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
+
+
+class _Flow(FlowControl):
+    """Reads nothing while `hold` applies, even if uvicorn resumes the reading."""
+
+    _held = False
+
+    def hold(self) -> None:
+        """Stops the reading until `release`."""
+        if not self._held:
+            self._held = True
+            self._transport.pause_reading()
+
+    def release(self) -> None:
+        """Reads again, unless uvicorn has stopped the reading."""
+        if self._held:
+            self._held = False
+            if not self.read_paused and not self._transport.is_closing():
+                self._transport.resume_reading()
+
+    def resume_reading(self) -> None:
+        """Reads again once `hold` applies no more."""
+        if self._held:
+            self.read_paused = False
+        else:
+            super().resume_reading()
 
 
 def _send_without_chunks(cycle: RequestResponseCycle) -> None:
