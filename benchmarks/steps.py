@@ -26,7 +26,7 @@ from pagewire.worker.protocol.steps.device_plan import (
     slot_numbers,
 )
 from pagewire.worker.protocol.steps.limits import Limits
-from pagewire.worker.runtime.graphs.backend import GraphBackend
+from pagewire.worker.runtime.graphs.backend import GraphBackend, Variant, decode_buckets
 from pagewire.worker.startup.loading import load_worker
 
 # Rows and their KV tokens.
@@ -118,13 +118,16 @@ def mixed_plan(rows: int, position: int, count: int, before: int) -> DevicePlan:
 
 def graph_ms(backend: GraphBackend, rows: int, repeats: int = 60) -> float:
     """Median time of replaying the graph that serves `rows` rows."""
-    plain = sorted(key for key in backend._captured if key[1:] == (False, False))
-    graph = backend._captured[next(key for key in plain if key[0] >= rows)].graph
+    captured = next(
+        backend._captured[Variant(bucket, filtered=False)]
+        for bucket in decode_buckets(backend.limits)
+        if bucket >= rows
+    )
     times = []
     for _ in range(repeats):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
-        graph.replay()
+        captured.graph.replay()
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end))
