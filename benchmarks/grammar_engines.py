@@ -77,8 +77,9 @@ class Llguidance:
     def compile(self, schema: Schema) -> Callable[[], Matcher]:
         from llguidance import LLMatcher
 
-        options = {"whitespace_flexible": False}
-        grammar = LLMatcher.grammar_from_json_schema(schema, overrides=options)
+        grammar = LLMatcher.grammar_from_json_schema(
+            schema, overrides={"whitespace_flexible": False}
+        )
         compiled = LLMatcher(self._tokenizer, grammar, log_level=0)
         if compiled.is_error():
             raise ValueError(compiled.get_error())
@@ -168,7 +169,9 @@ def draw_output(
     matcher: Matcher, count: int, seed: int, limit: int
 ) -> tuple[list[int], list[float]]:
     """Tokens drawn from the masks of a matcher, the end last, and the seconds of each mask."""
-    draw, output, seconds = random.Random(seed), [], []
+    draw = random.Random(seed)
+    output: list[int] = []
+    seconds: list[float] = []
     while len(output) < limit:
         began = time.thread_time()
         mask = matcher.mask()

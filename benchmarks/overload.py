@@ -28,6 +28,7 @@ import re
 import sys
 import tempfile
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -274,7 +275,7 @@ async def left_over(stack: Stack) -> dict[str, float]:
     }
 
 
-def difference(after: dict[str, float], before: dict[str, float]) -> dict[str, float]:
+def difference(after: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
     """The increase of each value."""
     return {name: value - before[name] for name, value in after.items()}
 

@@ -14,6 +14,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -54,14 +55,18 @@ def fill(pool: BlockPool) -> list[bytes]:
         pool.release(blocks)
         known.append(data)
     rest = pool.allocate(pool.free)
-    data = np.random.default_rng(1).integers(0, 128_000, len(rest) * BLOCK_SIZE, np.int32)
-    pool.cache(rest, data.tobytes())
+    others = np.random.default_rng(1).integers(0, 128_000, len(rest) * BLOCK_SIZE, np.int32)
+    pool.cache(rest, others.tobytes())
     pool.release(rest)
     assert pool.free == 0
     return known
 
 
-def timed(operation: Callable[[], None]) -> float:
+def _allocate(pool: BlockPool, blocks: list[int]) -> None:
+    blocks += pool.allocate(BLOCKS)
+
+
+def timed(operation: Callable[[], object]) -> float:
     """Microseconds of one call."""
     began = time.perf_counter()
     operation()
@@ -75,17 +80,15 @@ def measure(num_blocks: int, rounds: int) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {name: [] for name in OPERATIONS}
     chosen = random.Random(2).choices(known, k=rounds)
     for data in chosen:
-        times["match"].append(timed(lambda data=data: pool.match(data)))
+        times["match"].append(timed(partial(pool.match, data)))
         found = pool.match(data)
         assert len(found) == BLOCKS
-        times["acquire"].append(timed(lambda found=found: pool.acquire(found)))
-        times["release"].append(timed(lambda found=found: pool.release(found)))
+        times["acquire"].append(timed(partial(pool.acquire, found)))
+        times["release"].append(timed(partial(pool.release, found)))
     for data in prompts(rounds, 3):
-        blocks = []
-        times["evict"].append(timed(lambda blocks=blocks: blocks.extend(pool.allocate(BLOCKS))))
-        times["insert"].append(
-            timed(lambda data=data, blocks=blocks: pool.cache(blocks, data, proven=False))
-        )
+        blocks: list[int] = []
+        times["evict"].append(timed(partial(_allocate, pool, blocks)))
+        times["insert"].append(timed(partial(pool.cache, blocks, data, proven=False)))
         pool.release(blocks)
     pool.check()
     return times

@@ -62,7 +62,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="file for the figures, JSON lines")
     options = parser.parse_args()
     started = time.perf_counter()
-    offline, ours = [], []
+    offline: list[float] = []
+    ours: list[float] = []
     with LLM(options.model) as llm:
         start = time.perf_counter() - started
         python_api(llm, requests_of(-1, options))

@@ -11,6 +11,7 @@ import argparse
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -179,7 +180,7 @@ def main() -> None:
     backend.warm_up()
     ready = time.perf_counter()
     print(f"loaded in {loaded - begin:.1f} s, warm in {ready - loaded:.1f} s more", flush=True)
-    figures = {"load_seconds": loaded - begin, "warm_up_seconds": ready - loaded}
+    figures: dict[str, Any] = {"load_seconds": loaded - begin, "warm_up_seconds": ready - loaded}
     for rows, context in POINTS:
         give_blocks(backend, rows, context + 1)
         plan = decode_plan(rows, context)

@@ -75,6 +75,7 @@ def simulate(options: argparse.Namespace) -> list[Figure]:
             num_slots=256,
             max_num_batched_tokens=device.max_num_batched_tokens,
             memory_threshold=0.9,
+            long_prompt_share=1.0,
             prefix_caching=True,
         )
         load = requests_for(schedulers * WORKERS, options.rate, options.seconds)

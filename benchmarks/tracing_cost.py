@@ -9,6 +9,8 @@ import logging
 import time
 from collections.abc import Callable
 
+import numpy as np
+
 from pagewire.scheduler.core.sequence import Sampling, Sequence, State
 from pagewire.scheduler.request_trace import RequestTrace
 from pagewire.tracing.otel import Tracing
@@ -46,7 +48,7 @@ def seconds(work: Callable[[], None]) -> float:
 
 
 SEQUENCE = Sequence(
-    prompt=[],  # type: ignore[arg-type] - only its length is read
+    prompt=np.empty(0, np.int32),
     sampling=Sampling(seed=0, min_tokens=0),
     max_tokens=1,
     stop_ids=(),

@@ -72,7 +72,7 @@ def room_of(module: str, modules: dict[str, Path]) -> str:
 
 def imported_modules(path: Path, modules: dict[str, Path]) -> set[str]:
     """The project's modules that a file imports, in its functions too."""
-    found = set()
+    found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

@@ -70,7 +70,7 @@ async def _described() -> list[Described]:
     for registry in (scheduler, worker):
         registry.register(CORRUPT_MESSAGES)
     registries = {"gateway": gateway.registry, "scheduler": scheduler, "worker": worker}
-    found = []
+    found: list[Described] = []
     for process, registry in registries.items():
         count_tasks(registry)
         measure_loop_lag(registry)

@@ -323,11 +323,11 @@ def load(
 
     `drafter` are the settings of a draft model or a head.
     """
-    weights = {} if quantization is None else {"quantization": quantization}
+    weights: dict[str, Any] = {} if quantization is None else {"quantization": quantization}
     with tempfile.TemporaryDirectory() as folder:
         forced = Path(folder, "texts.jsonl")
         write_texts(forced, texts)
-        suffixes = {"speculate": "suffix", "forced_texts": str(forced)}
+        suffixes: dict[str, Any] = {"speculate": "suffix", "forced_texts": str(forced)}
         config = WorkerConfig(
             model=model,
             load_format="dummy",

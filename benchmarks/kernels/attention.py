@@ -19,7 +19,9 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -49,7 +51,7 @@ class Point:
     name: str
     bound: float  # bytes, or floating-point operations
     unit: str  # "TB/s" or "TFLOP/s"
-    run: Callable[[object], list[Callable[[], object]]]  # config (or None) -> calls to time
+    run: Callable[[Any], list[Callable[[], object]]]  # config (or None) -> calls to time
 
 
 def decode_point(name: str, heads: Heads, lengths: list[int]) -> Callable[[], Point]:
@@ -59,13 +61,12 @@ def decode_point(name: str, heads: Heads, lengths: list[int]) -> Callable[[], Po
         q = torch.randn(len(lengths), heads.query, heads.dim, device=DEVICE, dtype=heads.dtype)
         arguments = (cache.tables, cache.slots, cache.lengths, heads.dim**-0.5)
 
-        def run(config: object) -> list[Callable[[], object]]:
-            return [
-                lambda k=k, v=v: attention_decode.decode_attention(
-                    q, k, v, *arguments, config=config
-                )
+        def run(config: DecodeConfig | None) -> list[Callable[[], object]]:
+            calls: list[Callable[[], object]] = [
+                partial(attention_decode.decode_attention, q, k, v, *arguments, config=config)
                 for k, v in cache.caches
-            ] * (8 if size < 3e7 else 2)
+            ]
+            return calls * (8 if size < 3e7 else 2)
 
         traffic = size + 2 * q.numel() * q.element_size()
         return Point(f"decode {name} {heads}", traffic, "TB/s", run)
@@ -82,7 +83,7 @@ def prefill_point(name: str, heads: Heads, chunks: list[tuple[int, int]]) -> Cal
         scores = sum(n * (length - n) + n * (n + 1) // 2 for n, length in chunks)
         arguments = (cache.tables, cache.slots, starts, cache.lengths, heads.dim**-0.5, max(counts))
 
-        def run(config: object) -> list[Callable[[], object]]:
+        def run(config: PrefillConfig | None) -> list[Callable[[], object]]:
             def call() -> object:
                 return attention_prefill.prefill_attention(q, k, v, *arguments, config=config)
 
@@ -105,13 +106,12 @@ def rope_point(heads: Heads, tokens: int) -> Callable[[], Point]:
             for _ in range(copies)
         ]
 
-        def run(config: object) -> list[Callable[[], object]]:
-            return [
-                lambda qkv=qkv, pair=pair: rope.qk_norm_rope_kv_write(
-                    qkv, *inputs.arguments(), *pair, config=config
-                )
+        def run(config: RopeKernelConfig | None) -> list[Callable[[], object]]:
+            calls: list[Callable[[], object]] = [
+                partial(rope.qk_norm_rope_kv_write, qkv, *inputs.arguments(), *pair, config=config)
                 for qkv, pair in zip(rows, caches, strict=True)
-            ] * 2
+            ]
+            return calls * 2
 
         traffic = 2 * size + inputs.cos_sin.shape[1] * 4 * tokens
         return Point(f"rope {tokens} {heads}", traffic, "TB/s", run)
@@ -138,7 +138,7 @@ def points() -> Iterator[Callable[[], Point]]:
         yield prefill_point("8192", heads, [(8192, 8192)])
 
 
-def sweep(kind: str) -> list[object]:
+def sweep(kind: str) -> list[Any]:
     """Return schedules to try: the configured ones and their neighbours."""
     if kind == "decode":
         loops = [(16, 1, 2), (32, 1, 2), (32, 2, 2), (64, 4, 2), (64, 4, 3), (128, 4, 2)]
@@ -149,9 +149,12 @@ def sweep(kind: str) -> list[object]:
             for share in (64, 128)
         ]
     if kind == "prefill":
-        two_at_once = [(128, 32, 8, 3, 128), (128, 32, 8, 4, 128), (128, 64, 8, 3, 128)]
-        tiles = [(64, 32, 4, 2, 128), (64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2)]
-        return [PrefillConfig(*tile) for tile in (*two_at_once, *tiles)]
+        two_at_once = [(128, 32, 8, 3), (128, 32, 8, 4), (128, 64, 8, 3), (64, 32, 4, 2)]
+        tiles = [(64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2)]
+        return [
+            *(PrefillConfig(*tile, registers=128) for tile in two_at_once),
+            *(PrefillConfig(*tile) for tile in tiles),
+        ]
     return [
         RopeKernelConfig(tokens, heads, warps)
         for tokens in (1, 2, 4)
@@ -160,7 +163,7 @@ def sweep(kind: str) -> list[object]:
     ]
 
 
-def compile_ahead(task: tuple[str, object, Heads, int]) -> None:
+def compile_ahead(task: tuple[str, Any, Heads, int]) -> None:
     """Fill Triton's disk cache with one variant; a variant that does not fit is left out."""
     kind, config, heads, rows = task
     try:
@@ -197,7 +200,7 @@ def figures(ceilings: Ceilings, results: list[dict]) -> Iterator[Figure]:
         yield Figure(f"{name}/rate", row["rate"], row["unit"])
 
 
-def timed(point: Point, config: object) -> dict:
+def timed(point: Point, config: Any) -> dict:
     elapsed = graph_us(point.run(config)) / 1e6
     return {
         "point": point.name,

@@ -16,10 +16,13 @@ import argparse
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
+from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +40,12 @@ from pagewire.worker.ops.reference import linear as reference_linear
 from pagewire.worker.ops.reference import norm as reference_norm
 from pagewire.worker.ops.reference import sampling as reference_sampling
 from pagewire.worker.ops.triton import linear, sampling
-from pagewire.worker.ops.triton.linear_config import Config, SkinnyConfig, VectorConfig
+from pagewire.worker.ops.triton.linear_config import (
+    Config,
+    SkinnyConfig,
+    VectorConfig,
+    linear_config,
+)
 from pagewire.worker.ops.triton.logprobs import logprobs
 from pagewire.worker.ops.triton.rowwise import activation, norm
 
@@ -110,7 +118,7 @@ class Inputs:
         other.weights, other.stream = self.weights, randn(tokens, self.stream.shape[1])
         return other
 
-    def calls(self, op: str, functions: object, **config: object) -> list[Callable[[], Tensor]]:
+    def calls(self, op: str, functions: Any, **config: Any) -> list[Callable[[], Tensor]]:
         function = getattr(functions, op)
 
         def call(weight: Tensor) -> Tensor:
@@ -120,7 +128,7 @@ class Inputs:
                 return function(self.x, weight, **config)
             return function(self.x, self.norm, EPS, weight, **config)
 
-        return [lambda w=w: call(w) for w in self.weights]
+        return [partial(call, weight) for weight in self.weights]
 
 
 class CublasPath:
@@ -248,7 +256,7 @@ class Decoder:
         blocks = -(-context // 16)
         shape = (rows * blocks + 1, model.kv_heads, 16, model.head_dim)
         self.caches = [(randn(*shape), randn(*shape)) for _ in range(model.layers)]
-        int32 = {"dtype": torch.int32, "device": "cuda"}
+        int32: dict[str, Any] = {"dtype": torch.int32, "device": "cuda"}
         order = torch.randperm(rows * blocks, device="cuda").int() + 1
         self.tables = torch.zeros(rows + 1, blocks, **int32)
         self.tables[:rows] = order.view(rows, blocks)
@@ -307,11 +315,12 @@ def time_steps(decoder: Decoder, attention: bool) -> list[dict]:
 
 def time_model(model: Model) -> list[dict]:
     """Time the steps of a model with cuBLAS and with the kernels of the table."""
-    decoder, table, rows = Decoder(model), linear.linear_config, []
+    decoder, rows = Decoder(model), []
     for path, attention in product(("cublas", "table"), (False, True)):
-        linear.linear_config = table if path == "table" else lambda *shape: None
-        rows += [row | {"path": path} for row in time_steps(decoder, attention)]
-    linear.linear_config = table
+        with patch.object(
+            linear, "linear_config", linear_config if path == "table" else lambda *shape: None
+        ):
+            rows += [row | {"path": path} for row in time_steps(decoder, attention)]
     return rows
 
 
@@ -324,17 +333,15 @@ class Tuner:
 
     def microseconds(self, tokens: int) -> float:
         """Time a step with the kernels of `table` instead of the shipped table's."""
-        shipped, linear.linear_config = linear.linear_config, self._look_up
-        try:
-            return graph_us([lambda: self.decoder.step(tokens, attention=False)])
-        except UNFIT:
-            return float("inf")
-        finally:
-            linear.linear_config = shipped
+        with patch.object(linear, "linear_config", self._look_up):
+            try:
+                return graph_us([lambda: self.decoder.step(tokens, attention=False)])
+            except UNFIT:
+                return float("inf")
 
     def tune(self, tokens: int, rounds: int = 2) -> dict:
         shapes = {name: (p.rows, p.k) for name, p in self.model.gemms.items()}
-        shipped = {shape: linear.linear_config(tokens, *shape, 2) for shape in shapes.values()}
+        shipped = {shape: linear_config(tokens, *shape, 2) for shape in shapes.values()}
         self.table = dict(shipped)
         best = first = self.microseconds(tokens)
         for name in list(self.model.gemms) * rounds:
@@ -363,7 +370,7 @@ def sorted_top_p(logits: Tensor, p: float) -> Tensor:
 
 
 def time_sampling() -> list[dict]:
-    modes = {
+    modes: dict[str, tuple[dict[str, Any], bool]] = {
         "greedy": ({"temperature": 0.0}, False),
         "temperature": ({"temperature": 0.7}, False),
         "top_k 50": ({"top_k": 50}, True),
@@ -378,18 +385,18 @@ def time_sampling() -> list[dict]:
         logits = [randn(batch, QWEN.vocabulary, scale=3.0) for _ in range(copies)]
         for name, (given, filtered) in modes.items():
             state = sampling_state(batch, DEVICE, **given)
-            calls = [lambda x=x, s=state, f=filtered: sampling.sample(x, s, f) for x in logits]
+            calls = [partial(sampling.sample, x, state, filtered) for x in logits]
             rows.append({"mode": name, "rows": batch, "us": graph_us(calls)})
             same = sampling.sample(logits[0], state, filtered)
             expected = reference_sampling.sample(logits[0], state)
             rows[-1]["equal_to_twin"] = (same == expected).float().mean().item()
         tokens = torch.zeros(batch, dtype=torch.int32, device="cuda")
-        calls = [lambda x=x, t=tokens: logprobs(x, t, 20) for x in logits]
-        rows.append({"mode": "logprobs 20", "rows": batch, "us": graph_us(calls)})
-        calls = [lambda x=x: x.argmax(-1) for x in logits]
-        rows.append({"mode": "torch argmax", "rows": batch, "us": graph_us(calls)})
-        calls = [lambda x=x: sorted_top_p(x, 0.95) for x in logits[:4]]
-        rows.append({"mode": "torch sort top_p", "rows": batch, "us": graph_us(calls, 3)})
+        tops = [partial(logprobs, x, tokens, 20) for x in logits]
+        rows.append({"mode": "logprobs 20", "rows": batch, "us": graph_us(tops)})
+        largest = [partial(torch.argmax, x, -1) for x in logits]
+        rows.append({"mode": "torch argmax", "rows": batch, "us": graph_us(largest)})
+        sorts = [partial(sorted_top_p, x, 0.95) for x in logits[:4]]
+        rows.append({"mode": "torch sort top_p", "rows": batch, "us": graph_us(sorts, 3)})
     return rows
 
 
@@ -510,7 +517,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.manual_seed(0)
     began = perf_counter()
-    result = {"copy_tb_s": copy_tb_s(), "read_tb_s": read_tb_s()}
+    result: dict[str, Any] = {"copy_tb_s": copy_tb_s(), "read_tb_s": read_tb_s()}
 
     def save(name: str, value: object) -> None:
         result[name] = value

@@ -22,6 +22,7 @@ from torch import Tensor
 from pagewire.bench.kernels.inputs import Heads, paged, prefill_starts
 from pagewire.bench.results import Figure, command_line, write_rows
 from pagewire.worker.ops.contract.blocks import FP8_LARGEST, MIN_SCALE, KVScales
+from pagewire.worker.ops.device import is_hopper
 from pagewire.worker.ops.triton.attention import prefill_hopper as hopper
 from pagewire.worker.ops.triton.attention.prefill import prefill_attention, prefill_config
 
@@ -104,7 +105,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, help="write all figures to this file")
     options = parser.parse_args()
-    if not hopper.is_hopper(torch.device("cuda", torch.cuda.current_device())):
+    if not is_hopper(torch.device("cuda", torch.cuda.current_device())):
         print("needs a GPU of compute capability 9.0", file=sys.stderr)
         return 1
     figures = []

@@ -78,9 +78,12 @@ def measure(model: str, formats: list[str], tokens: list[int]) -> Iterator[Figur
             copies = -(-ROTATED_BYTES // sum(t.nbytes for t in tensors_of(first)))
             weights = [first]
             weights += [quantize_weight(plain, FORMATS[name], DTYPE) for _ in range(1, copies)]
-            served = weights
-            if not isinstance(first, ScaledWeight):
-                served = [linear.arranged(replace(w, values=w.values.clone())) for w in weights]
+            served = [
+                each
+                if isinstance(each, ScaledWeight)
+                else linear.arranged(replace(each, values=each.values.clone()))
+                for each in weights
+            ]
             for count in tokens:
                 drawn = torch.randn(count, columns, device=DEVICE, dtype=DTYPE)
                 x: Any = drawn

@@ -149,13 +149,13 @@ def quotes(rng: random.Random) -> Iterator[dict[str, str]]:
         group = passages[begin : begin + 4]
         wanted, also = rng.sample(range(4), 2)
         text = "\n\n".join(f"[{i + 1}] {prose}" for i, (_, prose) in enumerate(group))
-        (module, first), (other, second) = group[wanted], group[also]
+        (one, first), (other, second) = group[wanted], group[also]
         question = (
             f"{text}\n\nQuote the passages [{wanted + 1}] and [{also + 1}] in full, and say from "
             "which modules they are.\n\nAnswer: "
         )
         answer = (
-            f'Passage [{wanted + 1}] comes from {module}: "{first}" Of {other} on the other hand '
+            f'Passage [{wanted + 1}] comes from {one}: "{first}" Of {other} on the other hand '
             f'is number [{also + 1}], which says: "{second}"\n'
         )
         yield {"kind": "quote", "prompt": question, "continuation": answer}
