@@ -23,6 +23,9 @@ RESTART_SECONDS = 1.0
 START_SECONDS = 60.0
 _PIECE_BYTES = 1 << 18
 
+# A part of a task, or an answer. A copy of a large one would block the event loop.
+Bytes = bytes | bytearray
+
 # Called for each task with its outcome ("answered", "refused", "failed" or "cancelled") and the
 # seconds from `run` to its end.
 Observe = Callable[[str, float], None]
@@ -38,15 +41,15 @@ class TaskError(HelperError):
 
 @dataclass(slots=True, eq=False)
 class _Task:
-    data: bytes
+    parts: tuple[Bytes, ...]
     large: bool
-    answer: asyncio.Future[bytes]
+    answer: asyncio.Future[Bytes]
     began: float = field(default_factory=time.monotonic)
 
     @property
     def magnitude(self) -> int:
         """The power of two of its size. Tasks of one magnitude take about the same time."""
-        return len(self.data).bit_length()
+        return sum(map(len, self.parts)).bit_length()
 
 
 @dataclass(slots=True, eq=False)
@@ -108,14 +111,16 @@ class HelperPool:
             _fail(task, f"{self._name} is shutting down")
         self._waiting.clear()
 
-    async def run(self, task: bytes, large: bool = False) -> bytes:
+    async def run(self, *parts: Bytes, large: bool = False) -> Bytes:
         """The answer to a task; RequestError from the helper's function, or HelperError.
+
+        The helper gets the parts as one.
 
         Cancelling this frees the helper, if necessary by killing its process.
         """
         if self._closed:
             raise HelperError(f"{self._name} is shutting down")
-        work = _Task(task, large, asyncio.get_running_loop().create_future())
+        work = _Task(parts, large, asyncio.get_running_loop().create_future())
         bisect.insort_right(self._waiting, work, key=lambda task: task.magnitude)
         self._assign()
         outcome = "answered"
@@ -236,7 +241,7 @@ class HelperPool:
             killed = True
             _kill(helper.process)
 
-        def abandon(answer: asyncio.Future[bytes]) -> None:
+        def abandon(answer: asyncio.Future[Bytes]) -> None:
             nonlocal abandoned
             # May run after the task has ended here: then the helper has another task.
             if answer.cancelled() and helper.task is task:
@@ -247,7 +252,7 @@ class HelperPool:
             if task.answer.cancelled():
                 return True
             async with asyncio.timeout(self._timeout):
-                await _send(helper.connection, task.data)
+                await _send(helper.connection, *task.parts)
                 _settle(task, *await _receive(helper.connection))
             return not killed  # the answer may arrive at the moment of the kill
         except TimeoutError:
@@ -289,7 +294,7 @@ async def _spawn() -> tuple[asyncio.subprocess.Process, socket.socket]:
     return process, ours
 
 
-def _settle(task: _Task, kind: bytes, data: bytes) -> None:
+def _settle(task: _Task, kind: bytes, data: bytearray) -> None:
     """Sets the result of a task: its answer, or the error that the helper reports."""
     if task.answer.done():
         return
@@ -319,19 +324,20 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     await process.wait()
 
 
-async def _send(connection: socket.socket, data: bytes) -> None:
+async def _send(connection: socket.socket, *parts: Bytes) -> None:
     """Sends a frame in pieces, so that a large one does not block the event loop."""
     loop = asyncio.get_running_loop()
-    await loop.sock_sendall(connection, SIZE.pack(len(data)))
-    view = memoryview(data)
-    for at in range(0, len(data), _PIECE_BYTES):
-        await loop.sock_sendall(connection, view[at : at + _PIECE_BYTES])
+    await loop.sock_sendall(connection, SIZE.pack(sum(map(len, parts))))
+    for part in parts:
+        view = memoryview(part)
+        for at in range(0, len(part), _PIECE_BYTES):
+            await loop.sock_sendall(connection, view[at : at + _PIECE_BYTES])
 
 
-async def _receive(connection: socket.socket) -> tuple[bytes, bytes]:
+async def _receive(connection: socket.socket) -> tuple[bytes, bytearray]:
     """The kind and the bytes of the next frame; EOFError at the end of the connection."""
     size, kind = HEAD.unpack(await _read(connection, HEAD.size))
-    return kind, bytes(await _read(connection, size))
+    return kind, await _read(connection, size)
 
 
 async def _read(connection: socket.socket, size: int) -> bytearray:

@@ -67,10 +67,10 @@ class ChecksumWriter(Generic[M]):
 
     def serialize(self, message: M) -> bytes:
         """The bytes of a message, its checksum included."""
-        data = self._serialize(message) + _TAG
-        checksum = crc32(data, self._number)
+        data = self._serialize(message)
+        checksum = crc32(_TAG, crc32(data, self._number))
         self._number += 1
-        return data + checksum.to_bytes(4, "little")
+        return b"".join((data, _TAG, checksum.to_bytes(4, "little")))  # copies a large one once
 
 
 class ChecksumReader(Generic[M]):

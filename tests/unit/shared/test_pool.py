@@ -52,7 +52,7 @@ async def begun(
     pool: HelperPool, path: Path, seconds: float, large: bool = False
 ) -> asyncio.Task[bytes]:
     """A task of some seconds that a helper has begun."""
-    task = asyncio.create_task(pool.run(f"begin {path} {seconds}".encode(), large))
+    task = asyncio.create_task(pool.run(f"begin {path} {seconds}".encode(), large=large))
     await eventually(path.exists, 20)
     return task
 

@@ -196,7 +196,7 @@ class Gateway:
     def _count(self, request: Request, model: str, num_bytes: int, num_models: int) -> None:
         self.traffic.count_for_model(request.scope["state"], model, num_bytes, num_models)
 
-    async def _body(self, request: Request) -> bytes:
+    async def _body(self, request: Request) -> bytearray:
         if self.status.draining:
             refusal = ApiError.of(RequestError(Code.UNAVAILABLE, "the gateway is shutting down"))
             # The last header shows a proxy that another gateway may serve the request.

@@ -3,6 +3,7 @@
 import pickle
 import re
 import resource
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -25,6 +26,7 @@ from pagewire.gateway.api.tokenization import (
 from pagewire.gateway.api.validation import Model, validate
 from pagewire.gateway.models import Models, find_model
 from pagewire.gateway.parsing.unknown_fields import check_extras
+from pagewire.helpers.pool import Bytes
 from pagewire.v1 import inference_pb2 as pb
 
 Route = Literal["chat", "completions", "responses", "messages", "embeddings", "score", "rerank"]
@@ -42,6 +44,7 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
 # Address space of a helper process: the interpreter with its libraries, and a parsed body.
 _BASE_BYTES = 1 << 30
 _BYTES_A_BODY_BYTE = 96
+_HEAD_SIZE = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,33 +122,42 @@ def load_helper(setup: HelperSetup) -> Callable[[bytes], bytes]:
     parser = JobParser(setup.limits, setup.strict_fields)
 
     def compute(task: bytes) -> bytes:
-        kind, arguments = pickle.loads(task)
+        (size,) = _HEAD_SIZE.unpack_from(task)
+        begin = _HEAD_SIZE.size + size
+        kind, arguments = pickle.loads(memoryview(task)[_HEAD_SIZE.size : begin])
+        data = task[begin:]
         if kind == "job":
-            return _pack_job(parser.parse(*arguments))
+            route, models = arguments
+            return _pack_job(parser.parse(route, data, models))
         if kind == "text_call":
-            call = parser.text_call(*arguments)
+            route, models = arguments
+            call = parser.text_call(route, data, models)
             return pickle.dumps(call, pickle.HIGHEST_PROTOCOL)
         assert kind == "text_body"
-        call, response, max_model_len = arguments
-        return bytes(call.body(response, max_model_len))
+        call, max_model_len = arguments
+        return bytes(call.body(data, max_model_len))
 
     return compute
 
 
 def pack_task(kind: Task, *arguments: Any) -> bytes:
-    """A task for a helper: the arguments of `JobParser.parse` or `JobParser.text_call`, or a
-    TextCall and the arguments of its `body`."""
-    return pickle.dumps((kind, arguments), pickle.HIGHEST_PROTOCOL)
+    """What precedes the data in a task for a helper.
+
+    The data is a body, the arguments are the others of `JobParser.parse` or `JobParser.text_call`.
+    Or it is a response, and they are a TextCall and the other argument of its `body`.
+    """
+    head = pickle.dumps((kind, arguments), pickle.HIGHEST_PROTOCOL)
+    return _HEAD_SIZE.pack(len(head)) + head
 
 
-def unpack_call(data: bytes) -> TextCall:
+def unpack_call(data: Bytes) -> TextCall:
     """A helper's call."""
     call = pickle.loads(data)
     assert isinstance(call, TextCall)
     return call
 
 
-def unpack_job(data: bytes) -> Job:
+def unpack_job(data: Bytes) -> Job:
     """A helper's job. The prompts stay serialized, so their size does not matter."""
     job, requests = pickle.loads(data)
     assert isinstance(job, Job)
@@ -169,6 +181,6 @@ def _check_nodes(body: bytes, max_nodes: int, remedy: str) -> None:
         )
 
 
-def node_bound(body: bytes) -> int:
+def node_bound(body: Bytes) -> int:
     """An upper bound on the JSON values of a body: all but the first follow a counted character."""
     return sum(map(body.count, (b",", b"[", b"{"))) + 1

@@ -21,7 +21,7 @@ from pagewire.gateway.parsing.job_parser import (
     unpack_call,
     unpack_job,
 )
-from pagewire.helpers.pool import HelperError, HelperPool
+from pagewire.helpers.pool import Bytes, HelperError, HelperPool
 
 # The event loop parses bodies within both bounds. That takes a few milliseconds at worst.
 INLINE_BYTES = 16 << 10
@@ -58,23 +58,23 @@ class ParserPool:
         """Ends the helper processes."""
         await self._helpers.close()
 
-    async def parse(self, route: Route, body: bytes, models: Models, receive: Receive) -> Job:
+    async def parse(self, route: Route, body: Bytes, models: Models, receive: Receive) -> Job:
         """The job of a body; RequestError names a field that is not valid.
 
         ClientGoneError as soon as the client closes its connection.
         """
         if _is_small(body):
-            return self._inline.parse(route, body, models)
-        return unpack_job(await self._run(pack_task("job", route, body, dict(models)), receive))
+            return self._inline.parse(route, bytes(body), models)
+        return unpack_job(await self._run(pack_task("job", route, dict(models)), body, receive))
 
     async def text_call(
-        self, route: TextRoute, body: bytes, models: Models, receive: Receive
+        self, route: TextRoute, body: Bytes, models: Models, receive: Receive
     ) -> TextCall:
         """The call that a body asks for, with the errors of `parse`."""
         if _is_small(body):
-            return self._inline.text_call(route, body, models)
+            return self._inline.text_call(route, bytes(body), models)
         return unpack_call(
-            await self._run(pack_task("text_call", route, body, dict(models)), receive)
+            await self._run(pack_task("text_call", route, dict(models)), body, receive)
         )
 
     async def text_body(
@@ -84,13 +84,13 @@ class ParserPool:
         if len(response) <= INLINE_BYTES:
             return call.body(response, max_model_len)
         # The helper needs no prompt to write an answer.
-        task = pack_task("text_body", replace(call, request=b""), response, max_model_len)
-        return await self._run(task, receive)
+        task = pack_task("text_body", replace(call, request=b""), max_model_len)
+        return bytes(await self._run(task, response, receive))
 
-    async def _run(self, task: bytes, receive: Receive) -> bytes:
+    async def _run(self, task: bytes, data: Bytes, receive: Receive) -> Bytes:
         try:
             return await while_connected(
-                self._helpers.run(task, large=len(task) > LARGE_BYTES), receive
+                self._helpers.run(task, data, large=len(data) > LARGE_BYTES), receive
             )
         except HelperError as error:
             raise RequestError(
@@ -98,5 +98,5 @@ class ParserPool:
             ) from error
 
 
-def _is_small(body: bytes) -> bool:
+def _is_small(body: Bytes) -> bool:
     return len(body) <= INLINE_BYTES and node_bound(body) <= INLINE_NODES

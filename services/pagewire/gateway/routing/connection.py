@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 FIRST_BACK_OFF = 0.1  # seconds, doubled by each failure
 LAST_BACK_OFF = 0.5
+_LARGE_BYTES = 1 << 20  # of a message; writing it takes milliseconds
 _SERVICE = "/pagewire.v1.Inference/"
 
 # Makes a message when it is sent, as requests may be large; None sends nothing.
@@ -156,6 +157,8 @@ class Connection:
                 message = self._outbox.popleft()()
                 if message is not None:
                     self._num_sent += 1
+                    if message.ByteSize() > _LARGE_BYTES:
+                        await asyncio.sleep(0)  # making it took as long: others have a turn
                     await call.write(message)
             self._outbox_filled.clear()
             await self._outbox_filled.wait()

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 
 from pagewire.config import SchedulerConfig
 from pagewire.errors import invalid
-from pagewire.helpers.pool import HelperError, HelperPool
+from pagewire.helpers.pool import Bytes, HelperError, HelperPool
 from pagewire.models import resolve_model, resolve_tokenizer, served_name
 from pagewire.packing import unpack
 from pagewire.rpc.interceptors import UNDECODABLE
@@ -110,27 +110,27 @@ class TextHelpers:
         """The token ids of a serialized GenerateRequest; RequestError if it cannot be run."""
         answer = await self._run(_GENERATE, data, limits)
         prompt, resumed, predicted = _COUNTS.unpack_from(answer)
-        ids = unpack(answer[_COUNTS.size :])
+        ids = unpack(bytes(memoryview(answer)[_COUNTS.size :]))
         end = prompt + resumed
         return RequestTokens(ids[:prompt], ids[prompt:end], ids[end:] if predicted else None)
 
     async def tokenize(self, data: bytes) -> bytes:
         """The serialized response to a serialized TokenizeRequest."""
-        return await self._run(_TOKENIZE, data)
+        return bytes(await self._run(_TOKENIZE, data))
 
     async def detokenize(self, data: bytes) -> bytes:
         """The serialized response to a serialized DetokenizeRequest."""
-        return await self._run(_DETOKENIZE, data)
+        return bytes(await self._run(_DETOKENIZE, data))
 
-    async def _run(self, kind: bytes, data: bytes, limits: ModelLimits | None = None) -> bytes:
+    async def _run(self, kind: bytes, data: bytes, limits: ModelLimits | None = None) -> Bytes:
         numbers, pooling = (0, 0, 0), b""
         if limits is not None:
             numbers = (limits.max_model_len, limits.max_pool_tokens, limits.vocab_size)
             if limits.pooling is not None:
                 pooling = limits.pooling.to_bytes()
-        task = _TASK.pack(kind, *numbers, len(pooling)) + pooling + data
+        head = _TASK.pack(kind, *numbers, len(pooling)) + pooling
         try:
-            return await self._pool.run(task, large=len(data) > _LARGE_BYTES)
+            return await self._pool.run(head, data, large=len(data) > _LARGE_BYTES)
         except HelperError as error:
             raise failures.helper_failed(str(error)) from error
 
