@@ -759,9 +759,9 @@ async def test_chats_of_many_messages_are_read_by_a_helper(start, monkeypatch) -
     tasks = []
     run = HelperPool.run
 
-    async def noting(pool: HelperPool, task: bytes, large: bool = False) -> bytes:
-        tasks.append(task[:1])
-        return await run(pool, task, large)
+    async def noting(pool: HelperPool, head: bytes, *data: bytes, large: bool = False) -> bytes:
+        tasks.append(head[:1])
+        return await run(pool, head, *data, large=large)
 
     monkeypatch.setattr(HelperPool, "run", noting)
     stack = await start(worker_info())

@@ -41,7 +41,7 @@ async def test_a_grammar_is_compiled_once(
 
     async def count(task: bytes, large: bool = False) -> bytes:
         tasks.append(task)
-        return await run(task, large)
+        return await run(task, large=large)
 
     monkeypatch.setattr(grammars._pool, "run", count)
     later = pb.StructuredOutput()
