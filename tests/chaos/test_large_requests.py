@@ -32,10 +32,7 @@ SETTLE_SECONDS = 0.05  # effects up to this late still count
 DRAIN_SECONDS = 10.0  # for the queue of the scheduler after a request that fills it
 DRAINED = 3  # so many answers in the usual time show that the queue is drained
 MAX_BLOCKED = 0.05
-# Waits may take this much more than the longest of the quiet time. On a slow machine all takes
-# longer: there they may take a multiple of the usual waits.
-LONGER_PAUSE = 0.1
-MULTIPLE = 5
+LONGER_PAUSE = 0.1  # more than the longest wait of the quiet time
 # A costly request delays others each time. A host takes virtual CPUs away at random; a process
 # cannot distinguish that from a long call.
 ATTEMPTS = 3
@@ -62,7 +59,7 @@ class Quiet:
 
 def _allowed(quiet: list[Wait]) -> float:
     longest = max(wait.seconds for wait in quiet)
-    return max(longest + LONGER_PAUSE, MULTIPLE * percentile(quiet, 0.99))
+    return max(longest + LONGER_PAUSE, 3 * percentile(quiet, 0.99))
 
 
 @dataclass(frozen=True)
@@ -119,7 +116,7 @@ class Experiment:
             if any(request.works for request in sent):
                 await self._drain()
             if not tries[-1]:
-                self.stray += ["; ".join(delays) for delays in tries if delays]
+                self.stray += [delay for each in tries for delay in each]
                 return
         self.faults += tries[-1]
 
