@@ -69,15 +69,15 @@ def svg(bars: dict[str, dict[str, float]]) -> str:
     step = (RIGHT - LEFT) / len(bars)
     for group, (workload, by_model) in enumerate(bars.items()):
         middle = LEFT + (group + 0.5) * step
-        for index, (model, faster) in enumerate(by_model.items()):
+        for index, (model, speedup) in enumerate(by_model.items()):
             x = middle - BAR - GAP / 2 + index * (BAR + GAP)
-            y = BOTTOM - height(faster)
+            y = BOTTOM - height(speedup)
             parts.append(
-                f'<rect x="{x:.1f}" y="{y:.1f}" width="{BAR}" height="{height(faster):.1f}" '
+                f'<rect x="{x:.1f}" y="{y:.1f}" width="{BAR}" height="{height(speedup):.1f}" '
                 f'fill="{MODELS[model][1]}"/>'
             )
             at = round(x + BAR / 2, 1), round(y - 4, 1)
-            parts.append(text(*at, f"{faster:.2f}", text_anchor="middle"))
+            parts.append(text(*at, f"{speedup:.2f}", text_anchor="middle"))
         parts.append(text(round(middle, 1), BOTTOM + 18, workload, text_anchor="middle"))
     for index, (name, colour) in enumerate(MODELS.values()):
         x = LEFT + index * 110

@@ -49,7 +49,7 @@ def svg(cases: dict[tuple[str, str], dict[str, tuple[float, float]]]) -> str:
         parts.append(f'<rect x="{x}" y="30" width="10" height="10" fill="{colour}"/>')
         parts.append(f'<text x="{x + 14}" y="39">{name}</text>')
     for row, ((kind, mode), drafters) in enumerate(cases.items()):
-        y, right_of = TOP + row * ROW, float(LEFT)
+        y, begin = TOP + row * ROW, float(LEFT)
         drafts = sum(drafted for drafted, _ in drafters.values())
         right = sum(accepted for _, accepted in drafters.values())
         label = kind if mode != "prediction" else f"{kind}, with prediction"
@@ -60,10 +60,10 @@ def svg(cases: dict[tuple[str, str], dict[str, tuple[float, float]]]) -> str:
         for name, (_, accepted) in sorted(drafters.items()):
             width = (RIGHT - LEFT) * accepted / drafts
             parts.append(
-                f'<rect x="{right_of:.1f}" y="{y + 6}" width="{width:.1f}" height="20" '
+                f'<rect x="{begin:.1f}" y="{y + 6}" width="{width:.1f}" height="20" '
                 f'fill="{COLOURS[name]}"/>'
             )
-            right_of += width
+            begin += width
         percent = f"{right / drafts:.0%} of {drafts:,.0f}"
         parts.append(f'<text x="{RIGHT + 6}" y="{y + 20}">{percent}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"

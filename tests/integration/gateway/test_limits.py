@@ -427,7 +427,7 @@ async def test_bodies_that_arrive_together_are_kept_apart() -> None:
 
 
 async def test_a_body_of_tiny_chunks_leaves_turns_to_others() -> None:
-    """A chunk of one byte costs about as much as one of 256 KB."""
+    """Each chunk is a call, however small it is."""
     chunks, size = 0, 1 << 18
     most_in_a_turn = 0
 
@@ -460,7 +460,7 @@ async def test_a_body_of_tiny_chunks_leaves_turns_to_others() -> None:
 
 
 async def test_a_client_may_leave_while_its_bytes_wait() -> None:
-    """Neither the bytes that wait nor the resumed reading reach a closed connection."""
+    """The connection is read again, so its end is noticed."""
     gone = asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

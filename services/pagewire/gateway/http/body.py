@@ -14,7 +14,7 @@ _BODY_SECONDS = 120.0
 
 
 async def read_body(request: Request, limit: int) -> bytearray:
-    """The JSON body; a copy of a large one would block the event loop.
+    """The JSON body. It is no copy: copying a large one would block the event loop.
 
     ApiError 400 for another content type or encoding, 413 above `limit` bytes, 408 if it takes
     minutes to arrive.

@@ -40,7 +40,6 @@ class HttpProtocol(HttpToolsProtocol):
     unread_seconds = UNREAD_SECONDS
     parser: RequestParser
     flow: "_Flow"
-    _parsing: asyncio.Handle | None = None  # the next turn, if bytes are not parsed yet
     _acknowledged = 0  # bytes, when the unread timer was started
     _unread_timer: asyncio.TimerHandle | None = None
     _head_timer: asyncio.TimerHandle | None = None
@@ -50,7 +49,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self.parser = RequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
-        self._unparsed = bytearray()
+        self._unparsed = bytearray()  # for the next turn; it is due unless this is empty
         # Body chunks of one turn, joined before uvicorn gets them. For each of possibly tens of
         # thousands of chunks, uvicorn would copy the whole body so far.
         self._body_chunks: list[bytes] = []
@@ -62,31 +61,28 @@ class HttpProtocol(HttpToolsProtocol):
         self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stops the timers and the parsing."""
+        """Stops the timers."""
         self._stop_head_timer()
         self._stop_unread_timer()
-        if self._parsing is not None:
-            self._parsing.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Parses the data, in several turns of the event loop if there is much of it."""
-        if self._parsing is None and len(data) <= _PARSED_BYTES:
-            self._parse(data)
-            return
+        is_due = bool(self._unparsed)
         self._unparsed += data
-        if self._parsing is None:
+        if not is_due:
             self._parse_part()
 
     def _parse_part(self) -> None:
+        if self.transport.is_closing():
+            return
         part = bytes(self._unparsed[:_PARSED_BYTES])
         del self._unparsed[:_PARSED_BYTES]
         self._parse(part)
-        if self._unparsed and not self.transport.is_closing():
+        if self._unparsed:
             self.flow.hold()
-            self._parsing = self.loop.call_soon(self._parse_part)
+            self.loop.call_soon(self._parse_part)
         else:
-            self._parsing = None
             self.flow.release()
 
     def _parse(self, data: bytes) -> None:
@@ -205,7 +201,8 @@ class _Flow(FlowControl):
         """Stops the reading until `release`."""
         if not self._held:
             self._held = True
-            self._transport.pause_reading()
+            if not self._transport.is_closing():
+                self._transport.pause_reading()
 
     def release(self) -> None:
         """Reads again, unless uvicorn has stopped the reading."""

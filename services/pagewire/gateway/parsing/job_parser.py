@@ -141,10 +141,10 @@ def load_helper(setup: HelperSetup) -> Callable[[bytes], bytes]:
 
 
 def pack_task(kind: Task, *arguments: Any) -> bytes:
-    """What precedes the data in a task for a helper.
+    """The head of a task for a helper; its data follows.
 
-    The data is a body, the arguments are the others of `JobParser.parse` or `JobParser.text_call`.
-    Or it is a response, and they are a TextCall and the other argument of its `body`.
+    For "job" and "text_call" the data is a body, and the arguments are the route and the models.
+    For "text_body" it is a response, and they are its TextCall and the model's `max_model_len`.
     """
     head = pickle.dumps((kind, arguments), pickle.HIGHEST_PROTOCOL)
     return _HEAD_SIZE.pack(len(head)) + head
