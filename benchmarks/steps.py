@@ -27,7 +27,7 @@ from pagewire.worker.protocol.steps.device_plan import (
     slot_numbers,
 )
 from pagewire.worker.protocol.steps.limits import Limits
-from pagewire.worker.runtime.graphs.backend import GraphBackend, Variant, decode_buckets
+from pagewire.worker.runtime.graphs.backend import GraphBackend, Layers, Variant, decode_buckets
 from pagewire.worker.startup.loading import load_worker
 
 # Rows and their KV tokens.
@@ -120,7 +120,7 @@ def mixed_plan(rows: int, position: int, count: int, before: int) -> DevicePlan:
 def graph_ms(backend: GraphBackend, rows: int, repeats: int = 60) -> float:
     """Median time of replaying the graph that serves `rows` rows."""
     captured = next(
-        backend._captured[Variant(bucket, filtered=False)]
+        backend._captured[Variant(Layers(bucket), filtered=False)]
         for bucket in decode_buckets(backend.limits)
         if bucket >= rows
     )

@@ -210,12 +210,34 @@ def pretended(start: PretendedStart) -> Iterator[None]:
 
     watch = _Watch(start)
 
-    def capture(_: Any, run: Callable[[], Tensor]) -> tuple[_Graph, Tensor]:
-        watch.capturing = True
-        try:
-            return _Graph(), run()
-        finally:
-            watch.capturing = False
+    class Captured:
+        """Stands in for `Captures`."""
+
+        def whole(self, run: Callable[[], Any]) -> tuple[_Graph, Any]:
+            watch.capturing = True
+            try:
+                return _Graph(), run()
+            finally:
+                watch.capturing = False
+
+        def start(self, run: Callable[[Callable[[], None]], Any]) -> Start:
+            return Start(self.whole(partial(run, lambda: None))[1])
+
+    class Start:
+        """Stands in for `CapturedStart`."""
+
+        def __init__(self, result: Any) -> None:
+            self._result = result
+
+        def continued(
+            self, run: Callable[[Any], Tensor], beside: Callable[[], None] | None = None
+        ) -> tuple[_Graph, Tensor]:
+            def both() -> Tensor:
+                if beside is not None:
+                    beside()
+                return run(self._result)
+
+            return Captured().whole(both)
 
     def free_bytes(_: torch.device, __: float, profile: Callable[[], None]) -> int:
         before = len(start.launched)
@@ -239,7 +261,6 @@ def pretended(start: PretendedStart) -> Iterator[None]:
             (torch.cuda, "default_stream", lambda: None),
             (torch.cuda, "synchronize", lambda _: None),
             (torch.cuda, "empty_cache", lambda: None),
-            (torch.cuda, "graph_pool_handle", lambda: None),
             (loading, "choose_device", lambda _: META),
             (loading, "KernelRecord", _Record),
             (loading, "CompilePool", partial(_Pool, start.ahead)),
@@ -256,7 +277,7 @@ def pretended(start: PretendedStart) -> Iterator[None]:
             (invariance, "check_invariance", compared),
             (tuning, "_once", lambda run: 1.0 if run() is not None else 0.0),
             (eager.EagerBackend, "_to_host", _to_host),
-            (backend.GraphBackend, "_capture", capture),
+            (backend, "Captures", Captured),
             (backend, "ResultBuffers", _Results),
             (mask_gate.MaskGate, "_pin", lambda *_: None),
             (mask_gate.MaskGate, "_beside", lambda _: nullcontext()),

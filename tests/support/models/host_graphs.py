@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from pagewire.worker.protocol.constraints.mask_memory import MaskMemory
 from pagewire.worker.runtime.eager import EagerBackend
 from pagewire.worker.runtime.graphs import backend as graphs
 from pagewire.worker.runtime.graphs import draft_passes, mixed
-from pagewire.worker.runtime.graphs.backend import GraphBackend, Variant
+from pagewire.worker.runtime.graphs.backend import GraphBackend, Layers, Variant
 from pagewire.worker.runtime.graphs.mask_gate import MaskGate
 from pagewire.worker.runtime.timer import HostTimer
 from pagewire.worker.startup.loading import LoadedWorker
@@ -65,14 +66,38 @@ class HostGate(MaskGate):
         pass
 
 
+class HostCaptures:
+    """Stands in for `Captures`."""
+
+    def whole(self, run: Callable[[], Tensor]) -> tuple[Replayed, Tensor]:
+        out = run()
+        return Replayed(run, out), out
+
+    def start(self, run: Callable[[Callable[[], None]], Any]) -> "HostStart":
+        return HostStart(partial(run, lambda: None))
+
+
+class HostStart:
+    """Stands in for `CapturedStart`: every replay runs the start again."""
+
+    def __init__(self, run: Callable[[], Any]) -> None:
+        self._run = run
+
+    def continued(
+        self, run: Callable[[Any], Tensor], beside: Callable[[], None] | None = None
+    ) -> tuple[Replayed, Tensor]:
+        def both() -> Tensor:
+            if beside is not None:
+                beside()
+            return run(self._run())
+
+        return HostCaptures().whole(both)
+
+
 class HostGraphBackend(GraphBackend):
     """See `GraphBackend`; without prefix groups, which need the kernels."""
 
     prefix_groups = False
-
-    def _capture(self, run: Callable[[], Tensor]) -> tuple[Any, Tensor]:
-        out = run()
-        return Replayed(run, out), out
 
 
 def with_host_graphs(
@@ -91,7 +116,7 @@ def with_host_graphs(
     monkeypatch.setattr(graphs, "SharedPrefixes", lambda *_: None)
     monkeypatch.setattr(graphs, "SHARED_BUCKETS", ())
     monkeypatch.setattr(graphs, "measure_piggyback", lambda *_: 0)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(graphs, "Captures", HostCaptures)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
     monkeypatch.setattr(GraphBackend, "_variants", _unshared(GraphBackend._variants))
 
@@ -110,6 +135,6 @@ def with_host_graphs(
 
 
 def _unshared(
-    variants: Callable[[GraphBackend], Iterator[Variant]],
-) -> Callable[[GraphBackend], Iterator[Variant]]:
-    return lambda backend: (variant for variant in variants(backend) if not variant.shared)
+    variants: Callable[[GraphBackend], Iterator[tuple[Layers, list[Variant]]]],
+) -> Callable[[GraphBackend], Iterator[tuple[Layers, list[Variant]]]]:
+    return lambda backend: (found for found in variants(backend) if not found[0].shared)

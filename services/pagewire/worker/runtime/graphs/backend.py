@@ -21,7 +21,12 @@ from pagewire.worker.measurement.piggyback import measure_piggyback
 from pagewire.worker.measurement.row_costs import measure_passes, measure_row_costs
 from pagewire.worker.model.decoder import Batch, Decoder
 from pagewire.worker.model.eagle.head import EagleHead
-from pagewire.worker.ops.contract.drafts import NUM_RESULTS, OFFSETS, PLACES, TOKENS
+from pagewire.worker.ops.contract.drafts import (
+    NUM_RESULTS,
+    OFFSETS,
+    PLACES,
+    TOKENS,
+)
 from pagewire.worker.ops.contract.step import (
     INDICES,
     NUM_INPUTS,
@@ -40,12 +45,13 @@ from pagewire.worker.runtime.device_logprobs import (
     prompt_rows_at_once,
 )
 from pagewire.worker.runtime.eager import EagerBackend, EagerHandle
+from pagewire.worker.runtime.graphs.captures import Captures
 from pagewire.worker.runtime.graphs.draft_passes import DraftPasses
 from pagewire.worker.runtime.graphs.drafts import DraftedHandle, offsets, outcome, places
 from pagewire.worker.runtime.graphs.eagle_passes import passes_of
 from pagewire.worker.runtime.graphs.mask_gate import NUM_INPUTS as NUM_MASK_INPUTS
 from pagewire.worker.runtime.graphs.mask_gate import MaskGate
-from pagewire.worker.runtime.graphs.mixed import CapturedStep, MixedGraphs
+from pagewire.worker.runtime.graphs.mixed import CapturedStep, Computed, MixedGraphs
 from pagewire.worker.runtime.graphs.shared_prefixes import SharedPrefixes
 from pagewire.worker.runtime.graphs.staging import ResultBuffers, Staging, pack_writes
 from pagewire.worker.runtime.timer import DeviceTimer
@@ -67,12 +73,19 @@ SHARED_BUCKETS = (8, 16, *range(32, 1024, 32))
 
 
 @dataclass(frozen=True, slots=True)
+class Layers:
+    """What the layers of a decode step depend on."""
+
+    rows: int
+    shared: bool = False  # whether rows share prefixes
+
+
+@dataclass(frozen=True, slots=True)
 class Variant:
     """A kind of decode step that a graph is captured for."""
 
-    rows: int
+    layers: Layers
     filtered: bool  # whether any row is filtered, see `DevicePlan`
-    shared: bool = False  # whether rows share prefixes
     masked: bool = False  # whether any row is constrained
 
 
@@ -134,8 +147,7 @@ class GraphBackend(EagerBackend):
             self._gate,
             self._passes,
         )
-        # Graphs run one after another, so they can share a memory pool.
-        self._pool = torch.cuda.graph_pool_handle()
+        self._captures = Captures()
 
     def dummy_run(self) -> None:
         """Runs every kind of step once without graphs, which loads every kernel.
@@ -155,13 +167,16 @@ class GraphBackend(EagerBackend):
         """Captures every graph, largest first, and measures. Kernels must be loaded before."""
         began = time.monotonic()
         with torch.inference_mode():
-            self._mixed.capture(self._capture)
+            self._mixed.capture(self._captures)
             if self._passes is not None:
-                self._passes.capture(self._capture)
-            for variant in self._variants():
-                graph, tokens = self._capture(partial(self._decode, variant))
-                inputs = self._rows(variant.rows, variant.masked)
-                self._captured[variant] = CapturedStep(graph, inputs, tokens)
+                self._passes.capture(self._captures)
+            for layers, variants in self._variants():
+                start = self._captures.start(partial(self._layers, layers))
+                for variant in variants:
+                    begin = partial(self._begin_masks, variant) if variant.masked else None
+                    graph, tokens = start.continued(partial(self._sample, variant), begin)
+                    inputs = self._rows(layers.rows, variant.masked)
+                    self._captured[variant] = CapturedStep(graph, inputs, tokens)
         log.info("captured the graphs of all steps in %.1f s", time.monotonic() - began)
         for width in WIDTHS:
             plan = dummy_plan(self.limits, decodes=1, chunks=0, chunk_length=0, num_top=width)
@@ -238,7 +253,7 @@ class GraphBackend(EagerBackend):
         groups = () if masked or self._shared is None else plan.groups
         buckets = self._shared_buckets if groups else self._decode_buckets
         rows = buckets[bisect_left(buckets, decodes)]
-        captured = self._captured[Variant(rows, plan.filtered, bool(groups), masked)]
+        captured = self._captured[Variant(Layers(rows, bool(groups)), plan.filtered, masked)]
         if groups and self._shared is not None:
             self._shared.copy(groups, plan.decode_slots, rows)
         writes, fitting = plan.writes, rows
@@ -256,20 +271,29 @@ class GraphBackend(EagerBackend):
         captured.graph.replay()
         return captured.tokens
 
-    def _variants(self) -> Iterator[Variant]:
-        """The keys of `_captured`, largest first.
+    def _variants(self) -> Iterator[tuple[Layers, list[Variant]]]:
+        """The keys of `_captured`, largest first, by their layers.
 
         Steps with constrained rows do not use shared prefixes, which would double their graphs.
         """
         for rows in reversed(self._shared_buckets):
-            yield from (Variant(rows, filtered, shared=True) for filtered in (True, False))
+            shared = Layers(rows, shared=True)
+            yield shared, [Variant(shared, filtered) for filtered in (True, False)]
         for rows in reversed(self._decode_buckets):
-            for masked in (False, True):
-                yield from (Variant(rows, filtered, masked=masked) for filtered in (True, False))
+            layers = Layers(rows)
+            yield (
+                layers,
+                [
+                    Variant(layers, filtered, masked)
+                    for masked in (False, True)
+                    for filtered in (True, False)
+                ],
+            )
 
     def _runs(self) -> Iterator[Callable[[], Tensor]]:
         """Functions that run every decode step and log probability width once."""
-        yield from (partial(self._decode, variant) for variant in self._variants())
+        for layers, variants in self._variants():
+            yield partial(self._run_decodes, layers, variants)
         longest = min(self.limits.max_num_batched_tokens, self.limits.max_model_len)
         for width in WIDTHS:
             rows = LogprobRows(np.zeros(1, np.int32), width)
@@ -292,21 +316,23 @@ class GraphBackend(EagerBackend):
         inputs = MASK_INPUTS + NUM_MASK_INPUTS if masked else NUM_INPUTS
         return self._inputs[: inputs * rows].view(inputs, rows)
 
-    def _capture(self, run: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """Captures `run`; returns the graph and the tensor that `run` returned."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            out = run()
-        return graph, out
+    def _run_decodes(self, layers: Layers, variants: list[Variant]) -> Tensor:
+        """Runs layers once, and what follows for each variant; the last tokens."""
+        computed = self._layers(layers, lambda: None)
+        for variant in variants:
+            if variant.masked:
+                self._begin_masks(variant)
+            tokens = self._sample(variant, computed)
+        return tokens
 
-    def _decode(self, variant: Variant) -> Tensor:
-        """A whole decode step, from the slots' last tokens to the next ones, `[rows]` int32.
+    def _layers(self, of: Layers, mark: Callable[[], None]) -> Computed:
+        """The layers of a decode step and the head, from the slots' last tokens to logits.
 
-        With a history it returns the results `[5, rows]`.
+        Calls `mark` where the wait for masks may begin. Not earlier: a program that waits for masks
+        takes the place of one of decode attention.
         """
-        rows, filtered = variant.rows, variant.filtered
-        ops, state, given = self._decoder.ops, self._slots, self._rows(rows, variant.masked)
-        inputs = given[:NUM_INPUTS]
+        rows, ops, state = of.rows, self._decoder.ops, self._slots
+        inputs = self._rows(rows, masked=False)
         slots, positions = inputs[SLOTS], inputs[POSITIONS]
         embedding, located = self._decoder.weights.embedding, None
         if state.history is None:
@@ -325,26 +351,36 @@ class GraphBackend(EagerBackend):
             num_decodes=len(slots),
             decode_lengths=lengths,
             prefill=None,
-            shared=self._shared.items(rows) if variant.shared and self._shared else None,
+            shared=self._shared.items(rows) if of.shared and self._shared else None,
             inputs=None if self._passes is None else self._passes.layer_inputs(),
         )
-        # Not earlier: a program that waits for masks takes the place of one of decode attention.
-        fetch = partial(self._gate.begin, given[MASK_INPUTS:]) if variant.masked else None
-        hidden = self._decoder.layers(residual, batch, self._cache, state.block_tables, fetch)
+        hidden = self._decoder.layers(residual, batch, self._cache, state.block_tables, mark)
         if self._passes is not None:
             self._passes.after_decode(batch, inputs[PLACES])
         logits = self._decoder.logits(hidden, out=self._logits[:rows])
-        masks = self._gate.end(given[MASK_INPUTS:]) if variant.masked else None
+        return Computed(hidden, logits, located)
+
+    def _begin_masks(self, variant: Variant) -> None:
+        self._gate.begin(self._rows(variant.layers.rows, masked=True)[MASK_INPUTS:])
+
+    def _sample(self, variant: Variant, computed: Computed) -> Tensor:
+        """Samples: the next tokens `[rows]` int32, or with a history the results `[5, rows]`."""
+        ops, state, filtered = self._decoder.ops, self._slots, variant.filtered
+        inputs = self._rows(variant.layers.rows, variant.masked)
+        masks = self._gate.end(inputs[MASK_INPUTS:]) if variant.masked else None
+        hidden, logits, located = computed.hidden, computed.logits, computed.located
         if located is not None:
             places = inputs[PLACES]
             return state.sample_drafted(ops, logits, hidden, located, places, filtered, masks)
-        return state.sample(ops, logits, hidden, slots, inputs[INDICES], filtered, masks)
+        slots, indices = inputs[SLOTS], inputs[INDICES]
+        return state.sample(ops, logits, hidden, slots, indices, filtered, masks)
 
     def _measure_rows(self) -> RowCosts:
         """The time of rows of decode steps, measured with padding rows."""
         token_bytes = self._cache.nbytes / (self.limits.num_blocks * self.limits.block_size)
         steps = {
-            rows: self._captured[Variant(rows, False)].graph.replay for rows in self._decode_buckets
+            rows: self._captured[Variant(Layers(rows), filtered=False)].graph.replay
+            for rows in self._decode_buckets
         }
         with torch.inference_mode():
             self._inputs.zero_()

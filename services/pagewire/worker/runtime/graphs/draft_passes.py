@@ -37,6 +37,7 @@ from pagewire.worker.protocol.steps.device_plan import DevicePlan, TableWrites
 from pagewire.worker.protocol.steps.draft_rows import first_rows
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.runtime.device_slots import DeviceSlots
+from pagewire.worker.runtime.graphs.captures import Captures
 from pagewire.worker.runtime.graphs.drafts import offsets
 from pagewire.worker.runtime.graphs.staging import Staging, pack_writes
 
@@ -44,7 +45,6 @@ from pagewire.worker.runtime.graphs.staging import Staging, pack_writes
 LASTS = NUM_INPUTS
 
 Result = TypeVar("Result")
-Capture = Callable[[Callable[[], Tensor]], tuple[torch.cuda.CUDAGraph, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +94,11 @@ class DraftPasses(ABC):
         for variant in self._variants():
             yield partial(self._empty, partial(self._pass, *variant))
 
-    def capture(self, capture: Capture) -> None:
+    def capture(self, captures: Captures) -> None:
         """Captures every graph, largest first."""
         for rows, kind in self._variants():
             run = partial(self._pass, rows, kind)
-            self._captured[rows, kind], _ = self._empty(partial(capture, run))
+            self._captured[rows, kind], _ = self._empty(partial(captures.whole, run))
 
     def passes(self) -> dict[int, Callable[[], None]]:
         """Functions that run a pass, by number of rows; to time while no slot has a sequence."""

@@ -13,8 +13,8 @@ from pagewire.worker.model.kv_cache import KVCache
 from pagewire.worker.ops.contract.drafts import COUNTS, NUM_RESULTS, TOKENS, LocatedRows
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.runtime.device_slots import DeviceSlots
+from pagewire.worker.runtime.graphs.captures import Captures
 from pagewire.worker.runtime.graphs.draft_passes import (
-    Capture,
     DraftPasses,
     ModelPasses,
     PassKind,
@@ -78,11 +78,11 @@ class EaglePasses(DraftPasses):
         yield from super().runs()
         yield from (partial(self._follow, rows) for rows in reversed(self._step_buckets))
 
-    def capture(self, capture: Capture) -> None:
+    def capture(self, captures: Captures) -> None:
         """See `DraftPasses`."""
-        super().capture(capture)
+        super().capture(captures)
         for rows in reversed(self._step_buckets):
-            self._following[rows], _ = capture(partial(self._follow, rows))
+            self._following[rows], _ = captures.whole(partial(self._follow, rows))
 
     def after_decode(self, batch: Batch, places: Tensor) -> None:
         """See `DraftPasses`."""

@@ -19,9 +19,11 @@ from torch import Tensor
 from pagewire.packing import Int32Array
 from pagewire.worker.model.decoder import Decoder
 from pagewire.worker.model.kv_cache import KVCache
+from pagewire.worker.ops.contract.drafts import LocatedRows
 from pagewire.worker.protocol.steps.device_plan import Chunks, DevicePlan
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.runtime.device_slots import DeviceSlots
+from pagewire.worker.runtime.graphs.captures import Captures, Graph
 from pagewire.worker.runtime.graphs.draft_passes import DraftPasses
 from pagewire.worker.runtime.graphs.drafts import offsets
 from pagewire.worker.runtime.graphs.mask_gate import NUM_INPUTS as NUM_MASK_INPUTS
@@ -42,16 +44,26 @@ from pagewire.worker.runtime.timer import DeviceTimer
 ROWS, SLOTS, INDICES, LENGTHS = range(4)
 NUM_INPUTS = 4
 
-Capture = Callable[[Callable[[], Tensor]], tuple[torch.cuda.CUDAGraph, Tensor]]
+# The kinds of sampling: whether any row is filtered, and whether any is constrained.
+SAMPLINGS = ((True, False), (False, False), (True, True), (False, True))
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedStep:
     """A captured graph that ends with sampling."""
 
-    graph: torch.cuda.CUDAGraph
+    graph: Graph
     inputs: Tensor  # [inputs, rows] int32
     tokens: Tensor  # [rows] int32, or [5, rows] with a history
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a step has computed before it samples."""
+
+    hidden: Tensor  # [rows, hidden], the input of the head
+    logits: Tensor  # [rows, vocabulary]
+    located: LocatedRows | None  # the rows, with a history
 
 
 class MixedGraphs:
@@ -101,16 +113,20 @@ class MixedGraphs:
     def runs(self) -> Iterator[Callable[[], Tensor]]:
         """Functions that run every body and head once, largest first."""
         yield from (partial(self._body, size) for size in reversed(self._sizes))
-        yield from (partial(self._head, *variant) for variant in self._variants())
+        yield from (partial(self._run_heads, rows) for rows in reversed(self._row_buckets))
 
-    def capture(self, capture: Capture) -> None:
+    def capture(self, captures: Captures) -> None:
         """Captures every body and head, largest first."""
         for size in reversed(self._sizes):
-            self._bodies[size], _ = capture(partial(self._body, size))
-        for variant in self._variants():
-            graph, tokens = capture(partial(self._head, *variant))
-            rows, _, masked = variant
-            self._heads[variant] = CapturedStep(graph, self._rows(rows, masked), tokens)
+            self._bodies[size], _ = captures.whole(partial(self._body, size))
+        for rows in reversed(self._row_buckets):
+            start = captures.start(partial(self._head, rows))
+            for filtered, masked in SAMPLINGS:
+                begin = partial(self._begin_masks, rows) if masked else None
+                sample = partial(self._sample, rows, filtered, masked)
+                graph, tokens = start.continued(sample, begin)
+                step = CapturedStep(graph, self._rows(rows, masked), tokens)
+                self._heads[rows, filtered, masked] = step
 
     def launch(self, plan: DevicePlan, chunks: Chunks, timer: DeviceTimer) -> Tensor | None:
         """Queues a step; its tokens as in `CapturedStep`, or None if it has no sampling rows."""
@@ -129,12 +145,6 @@ class MixedGraphs:
         self._staging.copy_to(head.inputs, packed)
         head.graph.replay()
         return head.tokens
-
-    def _variants(self) -> Iterator[tuple[int, bool, bool]]:
-        """The keys of `_heads`, largest first."""
-        for rows in reversed(self._row_buckets):
-            for masked in (False, True):
-                yield from ((rows, filtered, masked) for filtered in (True, False))
 
     def _rows(self, rows: int, masked: bool) -> Tensor:
         """The input buffer of the head of `rows` rows, `[inputs, rows]`."""
@@ -158,14 +168,22 @@ class MixedGraphs:
             self._passes.after_body(batch, inputs.following)
         return queries
 
-    def _head(self, rows: int, filtered: bool, masked: bool) -> Tensor:
-        """Last layer, logits and sampling of some rows: tokens `[rows]` int32.
+    def _run_heads(self, rows: int) -> Tensor:
+        """Runs the head of some rows once, and each kind of sampling; the last tokens."""
+        computed = self._head(rows, lambda: None)
+        for filtered, masked in SAMPLINGS:
+            if masked:
+                self._begin_masks(rows)
+            tokens = self._sample(rows, filtered, masked, computed)
+        return tokens
 
-        With a history it returns the results `[5, rows]`.
-        """
-        inputs = self._rows(rows, masked)
-        if masked:
-            self._gate.begin(inputs[NUM_INPUTS:])
+    def _begin_masks(self, rows: int) -> None:
+        self._gate.begin(self._rows(rows, masked=True)[NUM_INPUTS:])
+
+    def _head(self, rows: int, mark: Callable[[], None]) -> Computed:
+        """Last layer and logits of some rows. Calls `mark` where the wait for masks may begin."""
+        mark()
+        inputs = self._rows(rows, masked=False)
         slots, lengths, located = inputs[SLOTS], inputs[LENGTHS], None
         if self._slots.history is not None:
             places = torch.zeros_like(slots)
@@ -182,11 +200,18 @@ class MixedGraphs:
         if self._passes is not None and located is not None:
             self._passes.after_head(located, inputs[ROWS])
         logits = self._decoder.logits(hidden, out=self._logits[: len(hidden)])
+        return Computed(hidden, logits, located)
+
+    def _sample(self, rows: int, filtered: bool, masked: bool, computed: Computed) -> Tensor:
+        """Samples: tokens `[rows]` int32, or with a history the results `[5, rows]`."""
+        inputs, ops, state = self._rows(rows, masked), self._decoder.ops, self._slots
         masks = self._gate.end(inputs[NUM_INPUTS:]) if masked else None
-        ops = self._decoder.ops
+        hidden, logits, located = computed.hidden, computed.logits, computed.located
         if located is not None:
-            return self._slots.sample_drafted(ops, logits, hidden, located, places, filtered, masks)
-        return self._slots.sample(ops, logits, hidden, slots, inputs[INDICES], filtered, masks)
+            places = torch.zeros_like(inputs[SLOTS])
+            return state.sample_drafted(ops, logits, hidden, located, places, filtered, masks)
+        slots, indices = inputs[SLOTS], inputs[INDICES]
+        return state.sample(ops, logits, hidden, slots, indices, filtered, masks)
 
     def _pack_head(self, plan: DevicePlan, bucket: int) -> Int32Array:
         """The inputs `[inputs, bucket]` of a plan without its masks.
