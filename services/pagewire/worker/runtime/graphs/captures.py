@@ -21,10 +21,8 @@ T = TypeVar("T")
 class Graph:
     """A graph that can be launched; see `torch.cuda.CUDAGraph`."""
 
-    def __init__(self, executable: int, pool: torch.cuda.MemPool) -> None:
-        """`pool` has the memory of the graph, and lives as long."""
+    def __init__(self, executable: int) -> None:
         self._executable = executable
-        self._pool = pool
         weakref.finalize(self, driver.destroy_executable, executable).atexit = False
 
     def replay(self) -> None:
@@ -33,32 +31,28 @@ class Graph:
 
 
 class Captures:
-    """Captures graphs that share memory: they must run one after another."""
-
-    def __init__(self) -> None:
-        self._pool = torch.cuda.MemPool()
+    """Captures graphs. All of a process share memory: they must run one after another."""
 
     def whole(self, run: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         """A graph of `run`, and the tensor that it returned."""
         graph = torch.cuda.CUDAGraph()
-        with _captured_in(graph, self._pool):
+        with _captured_in(graph):
             out = run()
         return graph, out
 
     def start(self, run: Callable[[Callable[[], None]], T]) -> "CapturedStart[T]":
         """The start of several graphs; see `CapturedStart`."""
-        return CapturedStart(run, self._pool)
+        return CapturedStart(run)
 
 
 class CapturedStart(Generic[T]):
     """The captured start of several graphs, and its `result`."""
 
-    def __init__(self, run: Callable[[Callable[[], None]], T], pool: torch.cuda.MemPool) -> None:
+    def __init__(self, run: Callable[[Callable[[], None]], T]) -> None:
         """Captures `run(mark)`. It calls `mark` where work beside the rest of it may begin."""
-        self._pool = pool
         self._graph = torch.cuda.CUDAGraph(keep_graph=True)
         self._marked: list[int] = []
-        with _captured_in(self._graph, pool):
+        with _captured_in(self._graph):
             self.result = run(self._mark)
             self._ends = driver.last_nodes(_stream().cuda_stream)
 
@@ -75,7 +69,7 @@ class CapturedStart(Generic[T]):
             first = ends if beside is None else driver.copied_nodes(self._marked, graph)
             stream = _stream().cuda_stream
             with (
-                torch.cuda.use_mem_pool(self._pool),
+                torch.cuda.use_mem_pool(_pool()),
                 torch.cuda.stream(_stream()),
                 driver.capturing(stream, graph, first),
             ):
@@ -83,7 +77,7 @@ class CapturedStart(Generic[T]):
                     beside()
                     driver.continue_after(stream, ends)
                 out = run(self.result)
-            return Graph(driver.executable(graph), self._pool), out
+            return Graph(driver.executable(graph)), out
         finally:
             driver.destroy_graph(graph)
 
@@ -91,9 +85,19 @@ class CapturedStart(Generic[T]):
         self._marked = driver.last_nodes(_stream().cuda_stream)
 
 
-def _captured_in(graph: torch.cuda.CUDAGraph, pool: torch.cuda.MemPool) -> torch.cuda.graph:
-    """A context whose work is captured in `graph`, with memory of `pool`."""
-    return torch.cuda.graph(graph, pool=pool.id, stream=_stream())  # type: ignore[arg-type]
+def _captured_in(graph: torch.cuda.CUDAGraph) -> torch.cuda.graph:
+    """A context whose work is captured in `graph`."""
+    return torch.cuda.graph(graph, pool=_pool().id, stream=_stream())  # type: ignore[arg-type]
+
+
+@cache
+def _pool() -> torch.cuda.MemPool:
+    """The memory of all captured graphs.
+
+    It is never freed: torch aborts the process if a pool is freed during a capture, and Python may
+    collect a backend then.
+    """
+    return torch.cuda.MemPool()
 
 
 @cache
