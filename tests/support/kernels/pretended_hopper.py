@@ -213,6 +213,12 @@ def pretended(start: PretendedStart) -> Iterator[None]:
     class Captured:
         """Stands in for `Captures`."""
 
+        def __enter__(self) -> Captured:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
         def whole(self, run: Callable[[], Any]) -> tuple[_Graph, Any]:
             watch.capturing = True
             try:

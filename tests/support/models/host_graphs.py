@@ -69,6 +69,12 @@ class HostGate(MaskGate):
 class HostCaptures:
     """Stands in for `Captures`."""
 
+    def __enter__(self) -> "HostCaptures":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
     def whole(self, run: Callable[[], Tensor]) -> tuple[Replayed, Tensor]:
         out = run()
         return Replayed(run, out), out

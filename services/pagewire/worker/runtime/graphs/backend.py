@@ -147,7 +147,6 @@ class GraphBackend(EagerBackend):
             self._gate,
             self._passes,
         )
-        self._captures = Captures()
 
     def dummy_run(self) -> None:
         """Runs every kind of step once without graphs, which loads every kernel.
@@ -166,12 +165,12 @@ class GraphBackend(EagerBackend):
     def warm_up(self) -> None:
         """Captures every graph, largest first, and measures. Kernels must be loaded before."""
         began = time.monotonic()
-        with torch.inference_mode():
-            self._mixed.capture(self._captures)
+        with torch.inference_mode(), Captures() as captures:
+            self._mixed.capture(captures)
             if self._passes is not None:
-                self._passes.capture(self._captures)
+                self._passes.capture(captures)
             for layers, variants in self._variants():
-                start = self._captures.start(partial(self._layers, layers))
+                start = captures.start(partial(self._layers, layers))
                 for variant in variants:
                     begin = partial(self._begin_masks, variant) if variant.masked else None
                     graph, tokens = start.continued(partial(self._sample, variant), begin)

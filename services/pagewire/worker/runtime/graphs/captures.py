@@ -5,6 +5,7 @@ wait for masks. The host captures the layers of an 8B in 20 ms, and copies a cap
 So the same start is captured once.
 """
 
+import gc
 import weakref
 from collections.abc import Callable
 from functools import cache
@@ -31,7 +32,21 @@ class Graph:
 
 
 class Captures:
-    """Captures graphs. All of a process share memory: they must run one after another."""
+    """A context in which graphs are captured.
+
+    All graphs of a process share memory: they must run one after another. Python collects no
+    garbage inside, because freeing another backend's graphs or memory would end a capture.
+    """
+
+    def __enter__(self) -> "Captures":
+        gc.collect()
+        self._collects = gc.isenabled()
+        gc.disable()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._collects:
+            gc.enable()
 
     def whole(self, run: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         """A graph of `run`, and the tensor that it returned."""
@@ -92,11 +107,7 @@ def _captured_in(graph: torch.cuda.CUDAGraph) -> torch.cuda.graph:
 
 @cache
 def _pool() -> torch.cuda.MemPool:
-    """The memory of all captured graphs.
-
-    It is never freed: torch aborts the process if a pool is freed during a capture, and Python may
-    collect a backend then.
-    """
+    """The memory of all captured graphs."""
     return torch.cuda.MemPool()
 
 
