@@ -38,14 +38,16 @@ class Captures:
     garbage inside, because freeing another backend's graphs or memory would end a capture.
     """
 
+    def __init__(self) -> None:
+        self._collected = gc.isenabled()
+
     def __enter__(self) -> "Captures":
         gc.collect()
-        self._collects = gc.isenabled()
         gc.disable()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._collects:
+        if self._collected:
             gc.enable()
 
     def whole(self, run: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
