@@ -1,6 +1,8 @@
 """Trains a byte-level BPE tokenizer on the text files of some folders.
 
-For measurements whose cost depends on a vocabulary, if no published tokenizer is available.
+For measurements whose cost depends on a vocabulary, if no published tokenizer is available. Texts
+are split as by the tokenizers of Qwen 2 and 3: each digit is a token, and no token has letters
+together with other characters, but for one before a word. `--split gpt2` allows longer numbers.
 
     python benchmarks/train_tokenizer.py --entries 151643 --output DIR FOLDER...
 """
@@ -9,8 +11,13 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+# Contractions, words, digits, punctuation, and white space, as published with Qwen's tokenizers.
+QWEN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 SUFFIXES = {".py", ".md", ".rst", ".txt", ".json", ".c", ".h"}
 
 
@@ -32,10 +39,15 @@ def main() -> None:
     parser.add_argument("--entries", type=int, required=True)
     parser.add_argument("--megabytes", type=int, default=100, help="of text, at most")
     parser.add_argument("--output", type=Path, required=True, help="folder for tokenizer.json")
+    parser.add_argument("--split", choices=["qwen", "gpt2"], default="qwen")
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if args.split == "qwen":
+        parts = pre_tokenizers.Split(Regex(QWEN), "isolated")
+        as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([parts, as_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=args.entries,
