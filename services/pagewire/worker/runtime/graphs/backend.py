@@ -21,12 +21,7 @@ from pagewire.worker.measurement.piggyback import measure_piggyback
 from pagewire.worker.measurement.row_costs import measure_passes, measure_row_costs
 from pagewire.worker.model.decoder import Batch, Decoder
 from pagewire.worker.model.eagle.head import EagleHead
-from pagewire.worker.ops.contract.drafts import (
-    NUM_RESULTS,
-    OFFSETS,
-    PLACES,
-    TOKENS,
-)
+from pagewire.worker.ops.contract.drafts import NUM_RESULTS, OFFSETS, PLACES, TOKENS
 from pagewire.worker.ops.contract.step import (
     INDICES,
     NUM_INPUTS,
