@@ -1,8 +1,8 @@
 """Trains a byte-level BPE tokenizer on the text files of some folders.
 
 For measurements whose cost depends on a vocabulary, if no published tokenizer is available. Texts
-are split as by the tokenizers of Qwen 2 and 3: each digit is a token, and no token has letters
-together with other characters, but for one before a word. `--split gpt2` allows longer numbers.
+are split as by the tokenizers of Qwen 2 and 3: each digit is a token, and a word has at most one
+other character before it. `--split gpt2` allows tokens of several digits.
 
     python benchmarks/train_tokenizer.py --entries 151643 --output DIR FOLDER...
 """
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--entries", type=int, required=True)
     parser.add_argument("--megabytes", type=int, default=100, help="of text, at most")
     parser.add_argument("--output", type=Path, required=True, help="folder for tokenizer.json")
-    parser.add_argument("--split", choices=["qwen", "gpt2"], default="qwen")
+    parser.add_argument("--split", choices=["qwen", "gpt2"], default="qwen", help="of texts")
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer(models.BPE())

@@ -46,7 +46,7 @@ from pagewire.worker.runtime.graphs.drafts import DraftedHandle, offsets, outcom
 from pagewire.worker.runtime.graphs.eagle_passes import passes_of
 from pagewire.worker.runtime.graphs.mask_gate import NUM_INPUTS as NUM_MASK_INPUTS
 from pagewire.worker.runtime.graphs.mask_gate import MaskGate
-from pagewire.worker.runtime.graphs.mixed import CapturedStep, Computed, MixedGraphs
+from pagewire.worker.runtime.graphs.mixed import SAMPLINGS, CapturedStep, Computed, MixedGraphs
 from pagewire.worker.runtime.graphs.shared_prefixes import SharedPrefixes
 from pagewire.worker.runtime.graphs.staging import ResultBuffers, Staging, pack_writes
 from pagewire.worker.runtime.timer import DeviceTimer
@@ -275,14 +275,7 @@ class GraphBackend(EagerBackend):
             yield shared, [Variant(shared, filtered) for filtered in (True, False)]
         for rows in reversed(self._decode_buckets):
             layers = Layers(rows)
-            yield (
-                layers,
-                [
-                    Variant(layers, filtered, masked)
-                    for masked in (False, True)
-                    for filtered in (True, False)
-                ],
-            )
+            yield layers, [Variant(layers, *sampling) for sampling in SAMPLINGS]
 
     def _runs(self) -> Iterator[Callable[[], Tensor]]:
         """Functions that run every decode step and log probability width once."""
