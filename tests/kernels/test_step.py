@@ -1,6 +1,7 @@
-"""The kernels at the beginning and the end of a decode step against their references."""
+"""The kernels that change slots, and those at the beginning and the end of a decode step, against
+their references."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import ModuleType
 
 import pytest
@@ -65,28 +66,94 @@ def make_adjustments(kinds: torch.Tensor) -> Adjustments:
     )
 
 
-@pytest.mark.parametrize("rows", [1, 5, 11, 30])
-def test_gather_sampling(rows: int) -> None:
-    generator = torch.Generator().manual_seed(rows)
+def make_ints(generator: torch.Generator, *shape: int) -> torch.Tensor:
+    drawn = torch.randint(-5, 1000, shape, generator=generator, dtype=torch.int32)
+    return drawn.to(DEVICE)
 
+
+def make_state(generator: torch.Generator) -> SamplingState:
     def ints(*shape: int) -> torch.Tensor:
-        drawn = torch.randint(-5, 1000, shape, generator=generator, dtype=torch.int32)
-        return drawn.to(DEVICE)
+        return make_ints(generator, *shape)
 
     def floats() -> torch.Tensor:
         return torch.rand(SLOTS, generator=generator).to(DEVICE)
 
-    seed = torch.randint(-(2**62), 2**62, (SLOTS,), generator=generator).to(DEVICE)
-    by_slot = SamplingState(
+    return SamplingState(
         temperature=floats(),
         top_k=ints(SLOTS),
         top_p=floats(),
         min_p=floats(),
-        seed=seed,
+        seed=torch.randint(-(2**62), 2**62, (SLOTS,), generator=generator).to(DEVICE),
         index=ints(SLOTS),
         min_tokens=ints(SLOTS),
         stop_token_ids=ints(SLOTS, MAX_STOP_IDS),
     )
+
+
+def copied(state: SamplingState) -> SamplingState:
+    tensors = {
+        field.name: getattr(state, field.name).clone()
+        for field in fields(SamplingState)
+        if field.name not in ("adjustments", "masks")
+    }
+    adjustments = state.adjustments
+    if adjustments is not None:
+        adjustments = replace(adjustments, kinds=adjustments.kinds.clone())
+    return SamplingState(**tensors, adjustments=adjustments)
+
+
+@pytest.mark.parametrize("adjusted", [False, True])
+def test_start_slots(adjusted: bool) -> None:
+    """Values are bits, seeds of either sign have both halves, and a row without a slot nothing."""
+    generator = torch.Generator().manual_seed(3)
+    state = make_state(generator)
+    if adjusted:
+        state = replace(state, adjustments=make_adjustments(make_ints(generator, SLOTS)))
+    seeds = [-1, 2**63 - 1, -(2**63), 5 << 32, 7, 2**31]
+    slots = [3, -1, 0, SLOTS - 1, -1, 6]
+    starts = make_ints(generator, len(slots), contract.START_VALUES)
+    starts[:, contract.START_SLOT] = torch.tensor(slots, dtype=torch.int32)
+    columns = slice(contract.START_SEED, contract.START_SEED + 2)
+    starts[:, columns] = torch.tensor(seeds, device=DEVICE).view(torch.int32).view(-1, 2)
+    for column in (contract.START_TEMPERATURE, contract.START_TOP_P, contract.START_MIN_P):
+        starts[:, column] = torch.rand(len(slots), generator=generator).to(DEVICE).view(torch.int32)
+    before, got, want = state, copied(state), copied(state)
+    reference.start_slots(starts, want)
+    kernels.start_slots(starts, got)
+    for name in set(SamplingState.__slots__) - {"adjustments", "masks"}:
+        assert torch.equal(getattr(got, name), getattr(want, name)), name
+    for row, slot in enumerate(slots):
+        if slot >= 0:
+            assert int(got.seed[slot]) == seeds[row]
+            bits = starts[row, contract.START_TOP_P].view(torch.float32)
+            assert torch.equal(got.top_p[slot], bits)
+            assert torch.equal(got.stop_token_ids[slot], starts[row, contract.START_STOPS :])
+    others = torch.tensor([slot for slot in range(SLOTS) if slot not in slots], device=DEVICE)
+    assert torch.equal(got.seed[others], before.seed[others])
+    if adjusted:
+        assert torch.equal(got.adjustments.kinds, want.adjustments.kinds)
+        assert int(got.adjustments.kinds[3]) == int(starts[0, contract.START_KINDS])
+
+
+@pytest.mark.parametrize("count", [1, 127, 128, 300])
+def test_write_tables(count: int) -> None:
+    generator = torch.Generator().manual_seed(count)
+    tables = torch.zeros(70, 16, dtype=torch.int32, device=DEVICE)
+    places = torch.randperm(70 * 16, generator=generator)[:count]
+    writes = torch.stack((places // 16, places % 16, 1 + places), 1).int()
+    writes[1::3, contract.TABLE_SLOT] = -1
+    want = tables.clone()
+    reference.write_tables(writes.to(DEVICE), want)
+    kernels.write_tables(writes.to(DEVICE), tables)
+    assert torch.equal(tables, want)
+    assert int((tables != 0).sum()) == int((writes[:, 0] >= 0).sum())
+    assert int(tables[int(writes[0, 0]), int(writes[0, 1])]) == 1 + int(places[0])
+
+
+@pytest.mark.parametrize("rows", [1, 5, 11, 30])
+def test_gather_sampling(rows: int) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    by_slot = make_state(generator)
     # With drafts a step has several rows of a slot, and more rows than slots.
     slots = torch.cat([torch.randperm(SLOTS, generator=generator) for _ in range(3)])
     slots = slots[:rows].int().to(DEVICE)
@@ -97,7 +164,7 @@ def test_gather_sampling(rows: int) -> None:
     assert want.adjustments is None
     assert got.adjustments is None
 
-    by_slot = replace(by_slot, adjustments=make_adjustments(ints(SLOTS)))
+    by_slot = replace(by_slot, adjustments=make_adjustments(make_ints(generator, SLOTS)))
     want = reference.gather_sampling(by_slot, slots, slots).adjustments
     got = kernels.gather_sampling(by_slot, slots, slots).adjustments
     assert torch.equal(want.kinds, by_slot.adjustments.kinds[slots])

@@ -17,6 +17,7 @@ import torch
 
 from pagewire.limits import MAX_BIASES, MAX_STOP_IDS
 from pagewire.worker.ops.contract.sampling import Adjustments, SamplingState, TokenMasks
+from pagewire.worker.ops.contract.step import START_VALUES
 from support.kernels.clean_process import report_of
 
 SHARED_LIMIT = 227 * 1024
@@ -86,6 +87,13 @@ def ends(rows: int) -> None:
     step.end_decode(slots, meta(rows, HIDDEN), slots, slots, state.adjustments)
 
 
+def changes(rows: int) -> None:
+    from pagewire.worker.ops.triton import step
+
+    step.start_slots(meta(rows, START_VALUES, dtype=torch.int32), meta_state(64))
+    step.write_tables(meta(rows, 3, dtype=torch.int32), meta(65, 512, dtype=torch.int32))
+
+
 def drafts(rows: int) -> None:
     from pagewire.worker.ops.contract.drafts import TokenHistory
     from pagewire.worker.ops.triton.drafts import begin, end
@@ -146,6 +154,7 @@ CASES: dict[str, tuple[Callable[[int], None], int]] = {
     "draws of many rows": (draws, 512),
     "masks": (masks, 64),
     "ends of a step": (ends, 8),
+    "changes of slots": (changes, 32),
     "drafts": (drafts, 16),
     "block copies": (block_copies, 5),
 }
@@ -196,7 +205,10 @@ def test_fits_the_multiprocessor(case, launches):
 
 
 @pytest.mark.parametrize(
-    "case", sorted(CASES.keys() - {"block copies", "drafts", "ends of a step", "masks"})
+    "case",
+    sorted(
+        CASES.keys() - {"block copies", "changes of slots", "drafts", "ends of a step", "masks"}
+    ),
 )
 def test_waits_for_its_predecessor(case, launches):
     assert all(launch["waits"] == 1 for launch in launches[case])
@@ -209,6 +221,8 @@ def test_loads_are_16_bytes_wide(case, launches):
             "_choose_kernel",
             "_threshold_kernel",
             "_gather_kernel",
+            "_start_kernel",
+            "_write_kernel",
             "_locate_kernel",
             "_await_kernel",
             "_begin_wait_kernel",

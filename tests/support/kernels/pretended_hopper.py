@@ -203,6 +203,7 @@ def pretended(start: PretendedStart) -> Iterator[None]:
         mask_gate,
         mixed,
         shared_prefixes,
+        slot_changes,
     )
     from pagewire.worker.startup import draft_model, invariance, loading, tuning
     from pagewire.worker.startup.pooled_model import PoolingHead
@@ -291,7 +292,7 @@ def pretended(start: PretendedStart) -> Iterator[None]:
         ]
         uploading = (device_drafts, device_logprobs, device_slots, eager)
         replaced += [(module, "upload", _uploaded) for module in uploading]
-        staging = (backend, draft_passes, mixed, shared_prefixes)
+        staging = (backend, draft_passes, mixed, shared_prefixes, slot_changes)
         replaced += [(module, "Staging", _Staging) for module in staging]
         for owner, name, replacement in replaced:
             stack.enter_context(patch.object(owner, name, replacement))

@@ -14,7 +14,7 @@ from pagewire.worker.measurement import timing
 from pagewire.worker.protocol.constraints.mask_memory import MaskMemory
 from pagewire.worker.runtime.eager import EagerBackend
 from pagewire.worker.runtime.graphs import backend as graphs
-from pagewire.worker.runtime.graphs import draft_passes, mixed
+from pagewire.worker.runtime.graphs import draft_passes, mixed, slot_changes
 from pagewire.worker.runtime.graphs.backend import GraphBackend, Layers, Variant
 from pagewire.worker.runtime.graphs.mask_gate import MaskGate
 from pagewire.worker.runtime.timer import HostTimer
@@ -114,7 +114,7 @@ def with_host_graphs(
     Each call is timed once, because tests depend on no measured time.
     """
     monkeypatch.setattr(timing, "REPEATS", 1)
-    for module in (graphs, mixed, draft_passes):
+    for module in (graphs, mixed, draft_passes, slot_changes):
         monkeypatch.setattr(module, "Staging", CopiedAtOnce)
     monkeypatch.setattr(graphs, "ResultBuffers", CopiedResults)
     monkeypatch.setattr(graphs, "MaskGate", HostGate)

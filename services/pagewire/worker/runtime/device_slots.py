@@ -7,13 +7,15 @@ import torch
 from torch import Tensor
 
 from pagewire.limits import MAX_BIASES, MAX_STOP_IDS
+from pagewire.packing import Int32Array
 from pagewire.sampling import SLOT_NUMBERS
 from pagewire.worker.model.kv_cache import lazy_zeros
 from pagewire.worker.ops import Ops
+from pagewire.worker.ops.contract import step as contract
 from pagewire.worker.ops.contract.drafts import LocatedRows
 from pagewire.worker.ops.contract.sampling import Adjustments, SamplingState, TokenMasks
 from pagewire.worker.protocol.steps.adjustments import BiasedStarts, PenalizedStarts
-from pagewire.worker.protocol.steps.device_plan import DevicePlan, SlotStarts
+from pagewire.worker.protocol.steps.device_plan import DevicePlan, SlotStarts, TableWrites
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.runtime.device_drafts import start_histories, token_history
 from pagewire.worker.runtime.upload import upload
@@ -25,6 +27,13 @@ TABLE_ALIGNMENT = 16
 
 # The types of parameters that are integers, and of the others.
 _DTYPES = {True: torch.int32, False: torch.float32}
+# Their columns in the values of a start.
+_COLUMNS = {
+    "temperature": contract.START_TEMPERATURE,
+    "top_k": contract.START_TOP_K,
+    "top_p": contract.START_TOP_P,
+    "min_p": contract.START_MIN_P,
+}
 
 
 class DeviceSlots:
@@ -69,16 +78,15 @@ class DeviceSlots:
             masks=None,
         )
 
-    def apply(self, plan: DevicePlan) -> None:
+    def apply(self, ops: Ops, plan: DevicePlan) -> None:
         """Applies the starts and the block table writes of a plan."""
         if plan.starts is not None:
-            self._start(plan.starts)
+            (starts,) = upload(self._device, pack_starts(plan.starts).ravel())
+            ops.start_slots(starts.view(-1, contract.START_VALUES), self.sampling)
+            self.start_others(plan.starts)
         if plan.writes is not None:
-            writes = plan.writes
-            slots, columns, blocks = upload(
-                self._device, writes.slots, writes.columns, writes.blocks
-            )
-            self.block_tables[slots, columns] = blocks
+            (writes,) = upload(self._device, pack_writes(plan.writes).ravel())
+            ops.write_tables(writes.view(-1, contract.TABLE_VALUES), self.block_tables)
 
     def sample(
         self,
@@ -157,27 +165,10 @@ class DeviceSlots:
             tokens, hidden, rows.slots, places, self.history, self.last_tokens, counted
         )
 
-    def _start(self, starts: SlotStarts) -> None:
-        # All as int32 bits, for one copy. The int64 seeds come first, at an aligned address.
-        seed, slots, min_tokens, kinds, stops, *numbers = upload(
-            self._device,
-            starts.seed.view(np.int32),
-            starts.slots,
-            starts.min_tokens,
-            starts.adjustment_kinds,
-            starts.stop_token_ids.ravel(),
-            *(starts.numbers[number.name].view(np.int32) for number in SLOT_NUMBERS),
-        )
-        state = self.sampling
-        state.seed[slots] = seed.view(torch.int64)
-        for number, values in zip(SLOT_NUMBERS, numbers, strict=True):
-            tensor: Tensor = getattr(state, number.name)
-            tensor[slots] = values.view(tensor.dtype)
-        state.min_tokens[slots] = min_tokens
-        state.stop_token_ids[slots] = stops.view(-1, MAX_STOP_IDS)
-        self._adjustments.kinds[slots] = kinds
+    def start_others(self, starts: SlotStarts) -> None:
+        """Applies what `StepOps.start_slots` does not store, which few sequences have."""
         if starts.forced is not None and self.forced_tokens is not None:
-            (rows,) = upload(self._device, starts.forced.ravel())
+            slots, rows = upload(self._device, starts.slots, starts.forced.ravel())
             rows = rows.view(starts.forced.shape)
             self.forced_tokens[slots] = -1
             self.forced_tokens[slots, : rows.shape[1]] = rows
@@ -207,3 +198,29 @@ class DeviceSlots:
         )
         self._adjustments.bias_ids[slots] = ids.view(-1, MAX_BIASES)
         self._adjustments.biases[slots] = biases.view(torch.float32).view(-1, MAX_BIASES)
+
+
+def pack_starts(starts: SlotStarts | None) -> Int32Array:
+    """The values `[starts, START_VALUES]` of `StepOps.start_slots`."""
+    count = 0 if starts is None else len(starts.slots)
+    packed = np.empty((count, contract.START_VALUES), np.int32)
+    if starts is not None:
+        packed[:, contract.START_SLOT] = starts.slots
+        seeds = starts.seed.view(np.int32).reshape(-1, 2)
+        packed[:, contract.START_SEED : contract.START_SEED + 2] = seeds
+        packed[:, contract.START_MIN_TOKENS] = starts.min_tokens
+        packed[:, contract.START_KINDS] = starts.adjustment_kinds
+        for number in SLOT_NUMBERS:
+            packed[:, _COLUMNS[number.name]] = starts.numbers[number.name].view(np.int32)
+        packed[:, contract.START_STOPS :] = starts.stop_token_ids
+    return packed
+
+
+def pack_writes(writes: TableWrites | None) -> Int32Array:
+    """The values `[writes, 3]` of `StepOps.write_tables`."""
+    packed = np.empty((0 if writes is None else len(writes.slots), 3), np.int32)
+    if writes is not None:
+        packed[:, contract.TABLE_SLOT] = writes.slots
+        packed[:, contract.TABLE_COLUMN] = writes.columns
+        packed[:, contract.TABLE_BLOCK] = writes.blocks
+    return packed

@@ -165,11 +165,15 @@ class EagerBackend:
 
     def _apply(self, plan: DevicePlan) -> None:
         """Applies starts, block table writes and block copies of a plan."""
-        self._slots.apply(plan)
+        self._change_slots(plan)
         if plan.copies is not None:
             copies = plan.copies
             for cache in self._caches:
                 cache.copy(*upload(self.device, copies.sources, copies.targets))
+
+    def _change_slots(self, plan: DevicePlan) -> None:
+        """Applies starts and block table writes."""
+        self._slots.apply(self._decoder.ops, plan)
 
     def _to_host(self, results: Tensor) -> Tensor:
         """`results` on the host. With a GPU it does not wait: valid once the step is done."""

@@ -1,4 +1,4 @@
-"""The first and the last operations of a decode step."""
+"""Changes of slots, and the first and the last operations of a decode step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ from typing import Protocol
 
 from torch import Tensor
 
+from pagewire.limits import MAX_STOP_IDS
 from pagewire.worker.ops.contract.sampling import Adjustments, SamplingState
+
+# Columns of the values of a start, of 4 bytes each; see `start_slots`. The seed has two columns,
+# and the stop token ids have the last ones.
+START_SLOT, START_SEED, START_MIN_TOKENS, START_KINDS = 0, 1, 3, 4
+START_TEMPERATURE, START_TOP_K, START_TOP_P, START_MIN_P, START_STOPS = range(5, 10)
+START_VALUES = START_STOPS + MAX_STOP_IDS
+# Columns of a write to a block table; see `write_tables`.
+TABLE_SLOT, TABLE_COLUMN, TABLE_BLOCK = range(3)
+TABLE_VALUES = 3
 
 # Rows of the packed inputs of a decode step, each `[rows]` int32; see `begin_decode`.
 SLOTS, POSITIONS, INDICES, WRITE_SLOTS, WRITE_COLUMNS, WRITE_BLOCKS = range(6)
@@ -17,7 +27,25 @@ FAILED = -1
 
 
 class StepOps(Protocol):
-    """The operations of a decode step before its first and after its last layer."""
+    """The operations before the first layer of a step, and those after its last layer."""
+
+    def start_slots(self, starts: Tensor, by_slot: SamplingState) -> None:
+        """Store the sampling parameters of slots that get a new sequence.
+
+        Args:
+            starts: `[starts, START_VALUES]` int32, the bits of each value. Slots are distinct; a
+                row of slot -1 is skipped.
+            by_slot: the parameters of all slots, written in place. Of `adjustments`, only `kinds`
+                is written; None promises that no sequence has any.
+        """
+
+    def write_tables(self, writes: Tensor, block_tables: Tensor) -> None:
+        """Store entries of block tables.
+
+        Args:
+            writes: `[writes, 3]` int32: slot, column and block. A row of slot -1 is skipped.
+            block_tables: `[slots, max_blocks]` int32, written in place.
+        """
 
     def begin_decode(
         self, inputs: Tensor, embedding: Tensor, last_tokens: Tensor, block_tables: Tensor

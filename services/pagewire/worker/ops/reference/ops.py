@@ -56,3 +56,5 @@ from pagewire.worker.ops.reference.sampling import sample as sample
 from pagewire.worker.ops.reference.step import begin_decode as begin_decode
 from pagewire.worker.ops.reference.step import end_decode as end_decode
 from pagewire.worker.ops.reference.step import gather_sampling as gather_sampling
+from pagewire.worker.ops.reference.step import start_slots as start_slots
+from pagewire.worker.ops.reference.step import write_tables as write_tables

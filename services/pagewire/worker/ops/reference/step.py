@@ -1,4 +1,4 @@
-"""The first and the last operations of a decode step in plain torch; see `contract.step`."""
+"""Changes of slots, and the first and the last operations of a decode step, in plain torch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,46 @@ from pagewire.worker.ops.contract.step import (
     FAILED,
     POSITIONS,
     SLOTS,
+    START_KINDS,
+    START_MIN_P,
+    START_MIN_TOKENS,
+    START_SEED,
+    START_SLOT,
+    START_STOPS,
+    START_TEMPERATURE,
+    START_TOP_K,
+    START_TOP_P,
+    TABLE_BLOCK,
+    TABLE_COLUMN,
+    TABLE_SLOT,
     WRITE_BLOCKS,
     WRITE_COLUMNS,
     WRITE_SLOTS,
 )
 from pagewire.worker.ops.reference.sampling import count_tokens
+
+
+def start_slots(starts: Tensor, by_slot: SamplingState) -> None:
+    starts = starts[starts[:, START_SLOT] >= 0]
+    slots = starts[:, START_SLOT]
+    for column, tensor in (
+        (START_MIN_TOKENS, by_slot.min_tokens),
+        (START_TEMPERATURE, by_slot.temperature),
+        (START_TOP_K, by_slot.top_k),
+        (START_TOP_P, by_slot.top_p),
+        (START_MIN_P, by_slot.min_p),
+    ):
+        tensor[slots] = starts[:, column].view(tensor.dtype)
+    low, high = starts[:, START_SEED].long(), starts[:, START_SEED + 1].long()
+    by_slot.seed[slots] = high << 32 | low & 0xFFFFFFFF
+    by_slot.stop_token_ids[slots] = starts[:, START_STOPS:]
+    if by_slot.adjustments is not None:
+        by_slot.adjustments.kinds[slots] = starts[:, START_KINDS]
+
+
+def write_tables(writes: Tensor, block_tables: Tensor) -> None:
+    writes = writes[writes[:, TABLE_SLOT] >= 0]
+    block_tables[writes[:, TABLE_SLOT], writes[:, TABLE_COLUMN]] = writes[:, TABLE_BLOCK]
 
 
 def begin_decode(

@@ -52,3 +52,5 @@ from pagewire.worker.ops.triton.sampling import sample as sample
 from pagewire.worker.ops.triton.step import begin_decode as begin_decode
 from pagewire.worker.ops.triton.step import end_decode as end_decode
 from pagewire.worker.ops.triton.step import gather_sampling as gather_sampling
+from pagewire.worker.ops.triton.step import start_slots as start_slots
+from pagewire.worker.ops.triton.step import write_tables as write_tables

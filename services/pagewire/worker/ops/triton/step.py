@@ -1,4 +1,4 @@
-"""The kernels at the beginning and at the end of a decode step."""
+"""The kernels that change slots, and those at the beginning and at the end of a decode step."""
 
 from __future__ import annotations
 
@@ -10,9 +10,40 @@ import triton.language as tl
 from torch import Tensor
 
 from pagewire.worker.ops.contract.sampling import Adjustments, SamplingState
-from pagewire.worker.ops.contract.step import NUM_INPUTS
-from pagewire.worker.ops.integers import next_power_of_2
+from pagewire.worker.ops.contract.step import NUM_INPUTS, START_VALUES, TABLE_VALUES
+from pagewire.worker.ops.integers import cdiv, next_power_of_2
 from pagewire.worker.ops.triton.drafts.counting import count_token
+
+# Writes to block tables that a program makes.
+WRITES = 128
+
+
+def start_slots(starts: Tensor, by_slot: SamplingState) -> None:
+    held, stops = by_slot.adjustments, by_slot.stop_token_ids.shape[1]
+    assert starts.shape[1] == START_VALUES
+    assert starts.is_contiguous()
+    _start_kernel[(len(starts),)](
+        starts,
+        by_slot.temperature,
+        by_slot.top_k,
+        by_slot.top_p,
+        by_slot.min_p,
+        by_slot.seed,
+        by_slot.min_tokens,
+        by_slot.stop_token_ids,
+        by_slot.top_k if held is None else held.kinds,  # not written without adjustments
+        STOPS=stops,
+        ADJUSTED=held is not None,
+        num_warps=1,
+    )
+
+
+def write_tables(writes: Tensor, block_tables: Tensor) -> None:
+    assert writes.shape[1] == TABLE_VALUES
+    assert writes.is_contiguous()
+    _write_kernel[(cdiv(len(writes), WRITES),)](
+        writes, block_tables, len(writes), block_tables.stride(0), WRITES=WRITES
+    )
 
 
 def begin_decode(
@@ -102,6 +133,58 @@ def end_decode(
         ADJUSTED=adjustments is not None,
     )
     return out
+
+
+@triton.jit(do_not_specialize_on_alignment=["starts_ptr"])
+def _start_kernel(
+    starts_ptr,  # [starts, 9 + STOPS], see `START_SLOT`
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    seed_ptr,
+    min_tokens_ptr,
+    stops_ptr,
+    kinds_ptr,
+    STOPS: tl.constexpr,
+    ADJUSTED: tl.constexpr,
+):
+    """Copy the sampling parameters of a start to those of its slot.
+
+    A program copies one start. The grid is `[starts]`.
+    """
+    start_ptr = starts_ptr + tl.program_id(0) * (9 + STOPS)
+    slot = tl.load(start_ptr)
+    if slot >= 0:
+        low = tl.load(start_ptr + 1).to(tl.int64) & 0xFFFFFFFF
+        high = tl.load(start_ptr + 2).to(tl.int64) << 32
+        tl.store(seed_ptr + slot, high | low)
+        tl.store(min_tokens_ptr + slot, tl.load(start_ptr + 3))
+        if ADJUSTED:
+            tl.store(kinds_ptr + slot, tl.load(start_ptr + 4))
+        tl.store(temperature_ptr + slot, tl.load(start_ptr + 5).to(tl.float32, bitcast=True))
+        tl.store(top_k_ptr + slot, tl.load(start_ptr + 6))
+        tl.store(top_p_ptr + slot, tl.load(start_ptr + 7).to(tl.float32, bitcast=True))
+        tl.store(min_p_ptr + slot, tl.load(start_ptr + 8).to(tl.float32, bitcast=True))
+        columns = tl.arange(0, STOPS)
+        tl.store(stops_ptr + slot * STOPS + columns, tl.load(start_ptr + 9 + columns))
+
+
+@triton.jit(do_not_specialize=["writes"], do_not_specialize_on_alignment=["writes_ptr"])
+def _write_kernel(
+    writes_ptr,  # [writes, 3]
+    tables_ptr,  # [slots, table_stride]
+    writes,
+    table_stride,
+    WRITES: tl.constexpr,
+):
+    """Store WRITES entries of block tables. The grid is `[writes / WRITES]`."""
+    write = tl.program_id(0) * WRITES + tl.arange(0, WRITES)
+    inside = write < writes
+    slot = tl.load(writes_ptr + 3 * write, inside, other=-1).to(tl.int64)
+    column = tl.load(writes_ptr + 3 * write + 1, inside, other=0)
+    block = tl.load(writes_ptr + 3 * write + 2, inside, other=0)
+    tl.store(tables_ptr + slot * table_stride + column, block, slot >= 0)
 
 
 @triton.jit(do_not_specialize=["rows"])

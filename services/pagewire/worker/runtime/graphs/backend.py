@@ -48,6 +48,7 @@ from pagewire.worker.runtime.graphs.mask_gate import NUM_INPUTS as NUM_MASK_INPU
 from pagewire.worker.runtime.graphs.mask_gate import MaskGate
 from pagewire.worker.runtime.graphs.mixed import SAMPLINGS, CapturedStep, Computed, MixedGraphs
 from pagewire.worker.runtime.graphs.shared_prefixes import SharedPrefixes
+from pagewire.worker.runtime.graphs.slot_changes import SlotChanges
 from pagewire.worker.runtime.graphs.staging import ResultBuffers, Staging, pack_writes
 from pagewire.worker.runtime.timer import DeviceTimer
 
@@ -130,6 +131,7 @@ class GraphBackend(EagerBackend):
                 self._buckets,
                 self._decode_buckets,
             )
+        self._changes = SlotChanges(decoder.ops, self._slots, self.device)
         assert self.mask_memory is not None
         self._gate = MaskGate(decoder.ops, self.mask_memory, self.device)
         self._mixed = MixedGraphs(
@@ -150,7 +152,7 @@ class GraphBackend(EagerBackend):
         """
         with torch.inference_mode():
             passes = () if self._passes is None else self._passes.runs()
-            for run in (*self._mixed.runs(), *self._runs(), *passes):
+            for run in (self._changes.run, *self._mixed.runs(), *self._runs(), *passes):
                 run()
         if self._host is not None:
             scratch = np.zeros(1, np.int32)
@@ -161,6 +163,7 @@ class GraphBackend(EagerBackend):
         """Captures every graph, largest first, and measures. Kernels must be loaded before."""
         began = time.monotonic()
         with torch.inference_mode(), Captures() as captures:
+            self._changes.capture(captures)
             self._mixed.capture(captures)
             if self._passes is not None:
                 self._passes.capture(captures)
@@ -219,6 +222,11 @@ class GraphBackend(EagerBackend):
         if isinstance(handle.timer, DeviceTimer):
             self._timers.append(handle.timer)
         return result
+
+    def _change_slots(self, plan: DevicePlan) -> None:
+        self._changes.launch(plan)
+        if plan.starts is not None:
+            self._slots.start_others(plan.starts)
 
     def _timer(self) -> DeviceTimer:
         """A timer that has begun."""

@@ -50,12 +50,12 @@ class Captures:
         if self._collected:
             gc.enable()
 
-    def whole(self, run: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    def whole(self, run: Callable[[], Tensor]) -> tuple[Graph, Tensor]:
         """A graph of `run`, and the tensor that it returned."""
-        graph = torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
         with _captured_in(graph):
             out = run()
-        return graph, out
+        return Graph(driver.executable(graph.raw_cuda_graph())), out
 
     def start(self, run: Callable[[Callable[[], None]], T]) -> "CapturedStart[T]":
         """The start of several graphs; see `CapturedStart`."""

@@ -37,7 +37,7 @@ from pagewire.worker.protocol.steps.device_plan import DevicePlan, TableWrites
 from pagewire.worker.protocol.steps.draft_rows import first_rows
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.runtime.device_slots import DeviceSlots
-from pagewire.worker.runtime.graphs.captures import Captures
+from pagewire.worker.runtime.graphs.captures import Captures, Graph
 from pagewire.worker.runtime.graphs.drafts import offsets
 from pagewire.worker.runtime.graphs.staging import Staging, pack_writes
 
@@ -87,7 +87,7 @@ class DraftPasses(ABC):
         embedding = decoder.weights.embedding
         self._inputs = torch.zeros(size, dtype=torch.int32, device=embedding.device)
         self._logits = embedding.new_empty(row_buckets[-1], limits.vocab_size)
-        self._captured: dict[tuple[int, PassKind], torch.cuda.CUDAGraph] = {}
+        self._captured: dict[tuple[int, PassKind], Graph] = {}
 
     def runs(self) -> Iterator[Callable[[], Tensor]]:
         """Functions that run every graph once, largest first."""

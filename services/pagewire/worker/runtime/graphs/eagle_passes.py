@@ -13,7 +13,7 @@ from pagewire.worker.model.kv_cache import KVCache
 from pagewire.worker.ops.contract.drafts import COUNTS, NUM_RESULTS, TOKENS, LocatedRows
 from pagewire.worker.protocol.steps.limits import Limits
 from pagewire.worker.runtime.device_slots import DeviceSlots
-from pagewire.worker.runtime.graphs.captures import Captures
+from pagewire.worker.runtime.graphs.captures import Captures, Graph
 from pagewire.worker.runtime.graphs.draft_passes import (
     DraftPasses,
     ModelPasses,
@@ -71,7 +71,7 @@ class EaglePasses(DraftPasses):
         )
         self._numbers += torch.arange(most, dtype=torch.int32, device=device)
         self._results = torch.zeros(NUM_RESULTS, most, dtype=torch.int32, device=device)
-        self._following: dict[int, torch.cuda.CUDAGraph] = {}
+        self._following: dict[int, Graph] = {}
 
     def runs(self) -> Iterator[Callable[[], Tensor]]:
         """See `DraftPasses`."""

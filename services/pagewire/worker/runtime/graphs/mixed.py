@@ -106,7 +106,7 @@ class MixedGraphs:
         # body and head; they stay until the next launch.
         self.residual = weights.embedding.new_zeros(tokens, config.hidden_size)
         self.queries = weights.embedding.new_zeros(tokens, config.num_heads, config.query_dim)
-        self._bodies: dict[BodySize, torch.cuda.CUDAGraph] = {}
+        self._bodies: dict[BodySize, Graph] = {}
         # Keys: number of rows, whether any is filtered, whether any is constrained.
         self._heads: dict[tuple[int, bool, bool], CapturedStep] = {}
 
