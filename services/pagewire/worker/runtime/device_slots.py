@@ -218,7 +218,8 @@ def pack_starts(starts: SlotStarts | None) -> Int32Array:
 
 def pack_writes(writes: TableWrites | None) -> Int32Array:
     """The values `[writes, 3]` of `StepOps.write_tables`."""
-    packed = np.empty((0 if writes is None else len(writes.slots), 3), np.int32)
+    count = 0 if writes is None else len(writes.slots)
+    packed = np.empty((count, contract.TABLE_VALUES), np.int32)
     if writes is not None:
         packed[:, contract.TABLE_SLOT] = writes.slots
         packed[:, contract.TABLE_COLUMN] = writes.columns

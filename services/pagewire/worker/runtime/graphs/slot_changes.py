@@ -1,6 +1,6 @@
 """A graph that stores the starts of sequences and the block table writes of a step.
 
-By torch, a start takes ten indexed copies, and the host 1 ms or more: longer than many steps take.
+Torch's nine indexed copies took the host 1 ms in a step with a start: longer than many steps take.
 """
 
 import numpy as np

@@ -14,7 +14,8 @@ from pagewire.worker.ops.device import step_stream
 from pagewire.worker.protocol.steps.device_plan import TableWrites
 from pagewire.worker.runtime.graphs.driver import copy_to_device, copy_to_host
 
-# Copies to the device that may be in flight. A step makes at most two, and few steps are in flight.
+# Copies to the device that may be in flight; the next one waits. Few steps are in flight, and a
+# step makes one, or more if many blocks are assigned at once.
 STAGING_BUFFERS = 16
 
 
