@@ -75,8 +75,7 @@ def masks(rows: int) -> None:
     longs = meta(512, dtype=torch.int64)
     masks.await_masks(longs, slots[:32], longs[:32])
     masks.fetch_masks(held, slots[:32], held)
-    masks.begin_wait(longs[:1])
-    masks.end_wait(longs[:1], longs, slots)
+    masks.note_time(longs, slots)
 
 
 def ends(rows: int) -> None:
@@ -225,8 +224,7 @@ def test_loads_are_16_bytes_wide(case, launches):
             "_write_kernel",
             "_locate_kernel",
             "_await_kernel",
-            "_begin_wait_kernel",
-            "_end_wait_kernel",
+            "_time_kernel",
         )
         if launch["kernel"] not in small_tables_only:
             assert launch["wide_loads"] + launch["async_copies"] > 0, launch["kernel"]

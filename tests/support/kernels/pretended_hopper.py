@@ -9,7 +9,7 @@ on both devices. The process must not have TRITON_INTERPRET.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -208,6 +208,7 @@ def pretended(start: PretendedStart) -> Iterator[None]:
     from pagewire.worker.startup import draft_model, invariance, loading, tuning
     from pagewire.worker.startup.pooled_model import PoolingHead
     from pagewire.worker.startup.triton_hooks import collecting_kernels
+    from support.models.host_graphs import HostBranch
 
     watch = _Watch(start)
 
@@ -287,8 +288,7 @@ def pretended(start: PretendedStart) -> Iterator[None]:
             (backend, "Captures", Captured),
             (backend, "ResultBuffers", _Results),
             (mask_gate.MaskGate, "_pin", lambda *_: None),
-            (mask_gate.MaskGate, "_beside", lambda _: nullcontext()),
-            (mask_gate.MaskGate, "_join", lambda _: None),
+            (mask_gate, "Branch", HostBranch),
         ]
         uploading = (device_drafts, device_logprobs, device_slots, eager)
         replaced += [(module, "upload", _uploaded) for module in uploading]

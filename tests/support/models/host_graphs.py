@@ -14,7 +14,7 @@ from pagewire.worker.measurement import timing
 from pagewire.worker.protocol.constraints.mask_memory import MaskMemory
 from pagewire.worker.runtime.eager import EagerBackend
 from pagewire.worker.runtime.graphs import backend as graphs
-from pagewire.worker.runtime.graphs import draft_passes, mixed, slot_changes
+from pagewire.worker.runtime.graphs import draft_passes, mask_gate, mixed, slot_changes
 from pagewire.worker.runtime.graphs.backend import GraphBackend, Layers, Variant
 from pagewire.worker.runtime.graphs.mask_gate import MaskGate
 from pagewire.worker.runtime.timer import HostTimer
@@ -53,16 +53,26 @@ class CopiedResults:
         return results.clone().numpy
 
 
+class HostBranch:
+    """Stands in for `Branch`: its work is done at once."""
+
+    def __init__(self, _: torch.device) -> None:
+        pass
+
+    def beside(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def after(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def join(self) -> None:
+        pass
+
+
 class HostGate(MaskGate):
     """A gate without streams: the host waits for masks when the step begins."""
 
     def _pin(self, memory: MaskMemory) -> None:
-        pass
-
-    def _beside(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def _join(self) -> None:
         pass
 
 
@@ -118,6 +128,7 @@ def with_host_graphs(
         monkeypatch.setattr(module, "Staging", CopiedAtOnce)
     monkeypatch.setattr(graphs, "ResultBuffers", CopiedResults)
     monkeypatch.setattr(graphs, "MaskGate", HostGate)
+    monkeypatch.setattr(mask_gate, "Branch", HostBranch)
     monkeypatch.setattr(graphs, "DeviceTimer", HostTimer)
     monkeypatch.setattr(graphs, "SharedPrefixes", lambda *_: None)
     monkeypatch.setattr(graphs, "SHARED_BUCKETS", ())

@@ -138,15 +138,11 @@ class SamplingOps(Protocol):
             masks: `[slots, words]` int32, written in place.
         """
 
-    def begin_wait(self, began: Tensor) -> None:
-        """Store the time, in nanoseconds, in `began [1]` int64."""
-
-    def end_wait(self, began: Tensor, waits: Tensor, turns: Tensor) -> None:
-        """Store the time since `begin_wait`, in nanoseconds.
+    def note_time(self, times: Tensor, turns: Tensor) -> None:
+        """Store the time of a clock in nanoseconds.
 
         Args:
-            began: `[1]` int64, as `begin_wait` stored it.
-            waits: `[turns]` int64, memory of the host; one element is written.
+            times: `[turns]` int64, memory of the host; one element is written.
             turns: `[rows]` int32; the first value is the index of that element.
         """
 

@@ -48,10 +48,9 @@ from pagewire.worker.ops.reference.quantized import silu_mul_quantize as silu_mu
 from pagewire.worker.ops.reference.rope import norm_qkv_rope_kv_write as norm_qkv_rope_kv_write
 from pagewire.worker.ops.reference.rope import qk_norm_rope_kv_write as qk_norm_rope_kv_write
 from pagewire.worker.ops.reference.sampling import await_masks as await_masks
-from pagewire.worker.ops.reference.sampling import begin_wait as begin_wait
-from pagewire.worker.ops.reference.sampling import end_wait as end_wait
 from pagewire.worker.ops.reference.sampling import fetch_masks as fetch_masks
 from pagewire.worker.ops.reference.sampling import logprobs as logprobs
+from pagewire.worker.ops.reference.sampling import note_time as note_time
 from pagewire.worker.ops.reference.sampling import sample as sample
 from pagewire.worker.ops.reference.step import begin_decode as begin_decode
 from pagewire.worker.ops.reference.step import end_decode as end_decode

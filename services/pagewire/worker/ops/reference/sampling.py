@@ -80,12 +80,8 @@ def fetch_masks(host: Tensor, mask_rows: Tensor, masks: Tensor) -> None:
     masks[slots] = host[slots.to(host.device)].to(masks.device)
 
 
-def begin_wait(began: Tensor) -> None:
-    began[0] = time.perf_counter_ns()
-
-
-def end_wait(began: Tensor, waits: Tensor, turns: Tensor) -> None:
-    waits[int(turns[0])] = time.perf_counter_ns() - int(began[0])
+def note_time(times: Tensor, turns: Tensor) -> None:
+    times[int(turns[0])] = time.perf_counter_ns()
 
 
 def in_groups(scores: Tensor) -> Tensor:

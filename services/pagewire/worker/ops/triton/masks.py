@@ -102,27 +102,15 @@ def _now(INTERPRETED: tl.constexpr):
         return globaltimer()
 
 
-@triton.jit
-def _begin_wait_kernel(began_ptr, INTERPRETED: tl.constexpr):
-    """Store the time."""
-    tl.store(began_ptr, _now(INTERPRETED))
-
-
-def begin_wait(began: Tensor) -> None:
-    _begin_wait_kernel[(1,)](began, INTERPRETED=began.device.type == "cpu", num_warps=1)
-
-
 @triton.jit(do_not_specialize_on_alignment=["turns_ptr"])
-def _end_wait_kernel(
-    began_ptr,
-    waits_ptr,  # [turns], memory of the host
+def _time_kernel(
+    times_ptr,  # [turns], memory of the host
     turns_ptr,  # [rows]
     INTERPRETED: tl.constexpr,
 ):
-    """Store the time since `_begin_wait_kernel` in `waits`, at the index `turns[0]`."""
-    waited = _now(INTERPRETED) - tl.load(began_ptr)
-    tl.store(waits_ptr + tl.load(turns_ptr), waited)
+    """Store the time in `times`, at the index `turns[0]`."""
+    tl.store(times_ptr + tl.load(turns_ptr), _now(INTERPRETED))
 
 
-def end_wait(began: Tensor, waits: Tensor, turns: Tensor) -> None:
-    _end_wait_kernel[(1,)](began, waits, turns, INTERPRETED=began.device.type == "cpu", num_warps=1)
+def note_time(times: Tensor, turns: Tensor) -> None:
+    _time_kernel[(1,)](times, turns, INTERPRETED=turns.device.type == "cpu", num_warps=1)

@@ -25,9 +25,8 @@ from pagewire.worker.ops.triton.linear import norm_gate_up_silu_mul as norm_gate
 from pagewire.worker.ops.triton.linear import norm_linear as norm_linear
 from pagewire.worker.ops.triton.logprobs import logprobs as logprobs
 from pagewire.worker.ops.triton.masks import await_masks as await_masks
-from pagewire.worker.ops.triton.masks import begin_wait as begin_wait
-from pagewire.worker.ops.triton.masks import end_wait as end_wait
 from pagewire.worker.ops.triton.masks import fetch_masks as fetch_masks
+from pagewire.worker.ops.triton.masks import note_time as note_time
 from pagewire.worker.ops.triton.quantized.linear import arranged as arranged
 from pagewire.worker.ops.triton.quantized.linear import grouped_linear as grouped_linear
 from pagewire.worker.ops.triton.quantized.linear import grouped_linear_add as grouped_linear_add

@@ -1,11 +1,12 @@
 """The constraint of a sequence as it arrives."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from pagewire.errors import invalid
-from pagewire.packing import Int32Array, unpack
+from pagewire.packing import Int32Array, pack, unpack
 from pagewire.v1 import worker_pb2 as pb
 
 _ARRAYS = ("allowed_token_ids", "banned_token_ids", "banned_lengths", "reasoning_end_ids")
@@ -31,6 +32,11 @@ class Constraint:
     reasoning_end: str = ""
     reasoning_end_ids: Int32Array = field(default_factory=_none)  # [tokens]; empty: no limit
     grammar_field: str = ""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles arrays as bytes: numpy's own way takes 20 us of the interpreter for each."""
+        values = [getattr(self, name) for name in self.__slots__]
+        return _unpickled, tuple([pack(v) if isinstance(v, np.ndarray) else v for v in values])
 
     @classmethod
     def from_proto(cls, message: pb.Constraint) -> "Constraint":
@@ -78,3 +84,8 @@ class Constraint:
         """The sequences of tokens that the output must not contain."""
         ends = np.cumsum(self.banned_lengths)[:-1]
         return [tokens.tolist() for tokens in np.split(self.banned_token_ids, ends) if len(tokens)]
+
+
+def _unpickled(*values: Any) -> Constraint:
+    given: list[Any] = [unpack(v) if isinstance(v, bytes) else v for v in values]
+    return Constraint(*given)

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import pickle
 import select
 import subprocess
 import sys
@@ -182,7 +183,7 @@ class MaskProcesses:
 
     def _send_starts(self, process: int, starts: list[Start]) -> None:
         try:
-            self._starts[process][1].send(starts)
+            self._starts[process][1].send_bytes(pickle.dumps(starts))
         except BrokenPipeError:  # `_watch` handles it
             log.error("a mask process does not read any more")
 

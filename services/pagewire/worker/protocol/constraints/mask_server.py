@@ -8,7 +8,6 @@ share the tokenizer's memory. Each serves some of the worker's slots and has its
 masks take no time from the worker's threads. All end when the worker ends or closes its pipes.
 """
 
-import contextlib
 import gc
 import json
 import logging
@@ -16,19 +15,21 @@ import os
 import select
 import signal
 import sys
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Lock
+from typing import NamedTuple
 
 import numpy as np
 
 from pagewire.lifecycle import logs
 from pagewire.lifecycle.logs import LogFormat
-from pagewire.packing import Int32Array
+from pagewire.packing import unpack
 from pagewire.worker.protocol.constraints.constraint import Constraint
 from pagewire.worker.protocol.constraints.grammars import GrammarError, Grammars, grammars_of
 from pagewire.worker.protocol.constraints.mask_memory import (
@@ -66,15 +67,14 @@ class ServerOptions:
     log_format: LogFormat
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """A constrained sequence that takes a slot."""
+class Start(NamedTuple):
+    """A constrained sequence that takes a slot. A tuple is pickled faster than a dataclass."""
 
     slot: int
     generation: int
     constraint: Constraint
-    prompt: Int32Array  # [tokens], the last ones, for `begin_after`
-    output: Int32Array  # [generated]
+    prompt: bytes  # int32 [tokens], the last ones, for `begin_after`
+    output: bytes  # int32 [generated]
     drafts: bool  # whether its forced tokens are needed
 
 
@@ -88,7 +88,7 @@ class _Held:
 
 
 class MaskServer:
-    """The sequences of some slots. One thread takes tokens, others compile grammars."""
+    """The sequences of some slots."""
 
     def __init__(
         self,
@@ -113,37 +113,50 @@ class MaskServer:
         self._dropped: dict[int, int] = {}
 
     def serve(self, tokens: int) -> None:
-        """Works until the worker closes the pipe. `tokens` is raised when there are tokens."""
-        Thread(target=partial(_or_end, self._read_starts), daemon=True).start()
+        """Works until the worker closes the pipe. `tokens` is raised when there are tokens.
+
+        One thread takes tokens and begins sequences: two would compete for the interpreter.
+        """
         memory, (number, count) = self._memory, self._part
         raised = select.epoll()
         # Edge-triggered, so that one write wakes all processes; they never read the eventfd.
         raised.register(tokens, select.EPOLLIN | select.EPOLLET)
+        raised.register(self._starts, select.EPOLLIN)
+        compilers = ThreadPoolExecutor(COMPILERS, "grammars")
+        resuming = ThreadPoolExecutor(1, "resumed sequences")
+        starts: deque[Start] = deque()
+        going: list[tuple[int, _Held, PreparedSequence]] = []
         read = 0
         while True:
-            raised.poll()
-            while read < (written := int(memory.written[0])):
+            written = int(memory.written[0])
+            busy = bool(read < written or starts or going)
+            for fd, _ in raised.poll(0 if busy else None):
+                if fd == self._starts.fileno():
+                    try:
+                        starts.extend(self._starts.recv())
+                    except EOFError:
+                        os._exit(0)  # the worker has ended, or needs no more masks
+            if read < written:
                 rows = memory.get_tokens(read, written)
                 mine = rows[rows[:, 0] % count == number].tolist()
                 memory.read[number] = read = written
                 if mine:
                     going = self.advance(mine)
-                    # While the device computes, until the next tokens arrive.
-                    while going and memory.written[0] == read:
-                        self._prepare(*going.pop())
+            elif starts:
+                start = starts.popleft()
+                if self._is_quick(start):
+                    self.begin(start)
+                elif (held := self._hold(start)) is not None:
+                    compiled = self._grammars.is_compiled(start.constraint.grammar)
+                    threads = resuming if compiled else compilers
+                    threads.submit(partial(_or_end, partial(self._begin, start, held)))
+            elif going:  # while the device computes
+                self._prepare(*going.pop())
 
-    def _read_starts(self) -> None:
-        compilers = ThreadPoolExecutor(COMPILERS, "grammars")
-        with contextlib.suppress(EOFError):
-            while True:
-                starts: list[Start] = self._starts.recv()
-                for start in starts:
-                    grammar = start.constraint.grammar
-                    if not grammar or self._grammars.is_compiled(grammar):
-                        self.begin(start)
-                    elif (held := self._hold(start)) is not None:
-                        compilers.submit(partial(_or_end, partial(self._begin, start, held)))
-        os._exit(0)  # the worker has ended, or needs no more masks
+    def _is_quick(self, start: Start) -> bool:
+        """Whether a sequence begins in about the time of a mask."""
+        grammar = start.constraint.grammar
+        return not start.output and (not grammar or self._grammars.is_compiled(grammar))
 
     def begin(self, start: Start) -> None:
         """Compiles the grammar of a sequence and computes its first mask."""
@@ -166,7 +179,9 @@ class MaskServer:
         failure, sequence, forced = None, None, []
         try:
             sequence = PreparedSequence(
-                MaskedSequence(start.constraint, self._grammars, start.prompt, start.output)
+                MaskedSequence(
+                    start.constraint, self._grammars, unpack(start.prompt), unpack(start.output)
+                )
             )
             forced = self._forced(held, sequence)
             if not sequence.ended:

@@ -13,7 +13,7 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from pagewire.packing import Int32Array
+from pagewire.packing import Int32Array, pack
 from pagewire.worker.protocol.constraints.constraint import Constraint
 from pagewire.worker.protocol.constraints.mask_memory import last_stamp
 from pagewire.worker.protocol.constraints.mask_processes import MaskProcesses
@@ -63,8 +63,8 @@ class SlotMasks:
         """
         generation = self._processes.next_generation(slot)
         self._generations[slot] = generation
-        tail = prompt[-PROMPT_TAIL:].copy()
-        self._starts.append(Start(slot, generation, constraint, tail, output.copy(), self._drafts))
+        tail, known = pack(prompt[-PROMPT_TAIL:]), pack(output)
+        self._starts.append(Start(slot, generation, constraint, tail, known, self._drafts))
 
     def send(self) -> None:
         """Sends the sequences of `start` to their mask processes, from any thread."""

@@ -9,6 +9,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -362,13 +363,14 @@ class GraphBackend(EagerBackend):
         """Samples: the next tokens `[rows]` int32, or with a history the results `[5, rows]`."""
         ops, state, filtered = self._decoder.ops, self._slots, variant.filtered
         inputs = self._rows(variant.layers.rows, variant.masked)
-        masks = self._gate.end(inputs[MASK_INPUTS:]) if variant.masked else None
         hidden, logits, located = computed.hidden, computed.logits, computed.located
-        if located is not None:
-            places = inputs[PLACES]
-            return state.sample_drafted(ops, logits, hidden, located, places, filtered, masks)
-        slots, indices = inputs[SLOTS], inputs[INDICES]
-        return state.sample(ops, logits, hidden, slots, indices, filtered, masks)
+        gate = self._gate.masks(inputs[MASK_INPUTS:]) if variant.masked else nullcontext()
+        with gate as masks:
+            if located is not None:
+                places = inputs[PLACES]
+                return state.sample_drafted(ops, logits, hidden, located, places, filtered, masks)
+            slots, indices = inputs[SLOTS], inputs[INDICES]
+            return state.sample(ops, logits, hidden, slots, indices, filtered, masks)
 
     def _measure_rows(self) -> RowCosts:
         """The time of rows of decode steps, measured with padding rows."""

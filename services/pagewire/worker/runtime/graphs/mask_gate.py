@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, partial
 
 import numpy as np
@@ -44,6 +44,29 @@ PATIENCE = 0.01
 PLACES = 128
 
 
+class Branch:
+    """Work that runs beside the current stream; both can be captured."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Work queued inside runs after earlier work, beside later work until `join`."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with self.after():
+            yield
+
+    def after(self) -> AbstractContextManager[None]:
+        """Work queued inside runs after that of the branch so far."""
+        return torch.cuda.stream(self._stream)
+
+    def join(self) -> None:
+        """Later work of the current stream waits for that of the branch so far."""
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+
 class MaskGate:
     """The masks of all slots on the device, and the branch of captured steps that fetches them."""
 
@@ -54,30 +77,38 @@ class MaskGate:
         self._host = torch.from_numpy(memory.padded_masks)  # [slots, words]
         self._ready = torch.from_numpy(memory.ready)  # [slots]
         self._masks = torch.full_like(self._host, -1, device=device)  # [slots, words]
-        # The time when the layers of a step ended; the time that each step then waited for masks.
-        self._began = torch.zeros(1, dtype=torch.int64, device=device)
-        self._waits = torch.zeros(PLACES, dtype=torch.int64, pin_memory=device.type == "cuda")
-        self._waited_ns = self._waits.numpy()
+        # Of each step, when its layers ended, and when it had its masks: nanoseconds [2, places].
+        times = torch.zeros(2, PLACES, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._computed, self._fetched = times
+        self._computed_ns, self._fetched_ns = times.numpy()
         self._turn = 0
-        self._device = device
+        self._fetching, self._clocks = Branch(device), Branch(device)
 
     def begin(self, inputs: Tensor) -> None:
-        """Fetches masks parallel to the next captured work until `end`.
+        """Fetches masks parallel to the next captured work until `masks`.
 
         `inputs` is `[NUM_INPUTS, rows]`.
         """
         rows, stamps = inputs[MASK_ROWS], inputs[STAMPS:].view(-1).view(torch.int64)
-        with self._beside():
+        with self._fetching.beside():
             for some, wanted in zip(rows.split(ROWS), stamps.split(ROWS), strict=True):
                 self._ops.await_masks(self._ready, some, wanted)
                 self._ops.fetch_masks(self._host, some, self._masks)
 
-    def end(self, inputs: Tensor) -> TokenMasks:
-        """Waits for the masks; later captured work may read them."""
-        self._ops.begin_wait(self._began)
-        self._join()
-        self._ops.end_wait(self._began, self._waits, inputs[TURNS])
-        return TokenMasks(inputs[MASK_ROWS], self._masks)
+    @contextmanager
+    def masks(self, inputs: Tensor) -> Iterator[TokenMasks]:
+        """Waits for the masks, which captured work inside may read.
+
+        The times of the wait are noted beside this work, which does not wait for that.
+        """
+        with self._clocks.beside():
+            self._ops.note_time(self._computed, inputs[TURNS])
+        self._fetching.join()
+        with self._fetching.after():
+            self._ops.note_time(self._fetched, inputs[TURNS])
+        yield TokenMasks(inputs[MASK_ROWS], self._masks)
+        self._clocks.join()
+        self._fetching.join()
 
     def pack(self, packed: Int32Array, step: StepMasks, timer: DeviceTimer) -> None:
         """Fills `packed [NUM_INPUTS, rows]` for a step that is launched next.
@@ -101,26 +132,12 @@ class MaskGate:
         step.wait()
 
     def _waited(self, turn: int) -> float:
-        return float(self._waited_ns[turn]) / 1e9
+        return max(float(self._fetched_ns[turn] - self._computed_ns[turn]) / 1e9, 0.0)
 
     def _pin(self, memory: MaskMemory) -> None:
         pages = torch.from_numpy(memory.bytes)
         pin(pages, "masks of structured output", "--num-slots")
         weakref.finalize(self, unpin, pages.data_ptr()).atexit = False  # before it is freed
-
-    @contextmanager
-    def _beside(self) -> Iterator[None]:
-        """Work queued inside runs parallel to later work of the current stream, until `_join`."""
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            yield
-
-    def _join(self) -> None:
-        torch.cuda.current_stream(self._device).wait_stream(self._stream)
-
-    @cached_property
-    def _stream(self) -> torch.cuda.Stream:
-        return torch.cuda.Stream(self._device)
 
     @cached_property
     def _thread(self) -> QueueThread:

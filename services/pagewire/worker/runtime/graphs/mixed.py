@@ -9,6 +9,7 @@ and the queries pass from body to head in buffers.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -205,13 +206,13 @@ class MixedGraphs:
     def _sample(self, rows: int, filtered: bool, masked: bool, computed: Computed) -> Tensor:
         """Samples: tokens `[rows]` int32, or with a history the results `[5, rows]`."""
         inputs, ops, state = self._rows(rows, masked), self._decoder.ops, self._slots
-        masks = self._gate.end(inputs[NUM_INPUTS:]) if masked else None
         hidden, logits, located = computed.hidden, computed.logits, computed.located
-        if located is not None:
-            places = torch.zeros_like(inputs[SLOTS])
-            return state.sample_drafted(ops, logits, hidden, located, places, filtered, masks)
-        slots, indices = inputs[SLOTS], inputs[INDICES]
-        return state.sample(ops, logits, hidden, slots, indices, filtered, masks)
+        with self._gate.masks(inputs[NUM_INPUTS:]) if masked else nullcontext() as masks:
+            if located is not None:
+                places = torch.zeros_like(inputs[SLOTS])
+                return state.sample_drafted(ops, logits, hidden, located, places, filtered, masks)
+            slots, indices = inputs[SLOTS], inputs[INDICES]
+            return state.sample(ops, logits, hidden, slots, indices, filtered, masks)
 
     def _pack_head(self, plan: DevicePlan, bucket: int) -> Int32Array:
         """The inputs `[inputs, bucket]` of a plan without its masks.

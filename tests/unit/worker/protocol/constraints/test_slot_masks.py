@@ -324,7 +324,7 @@ def test_an_error_that_nobody_expects_fails_its_own_row(monkeypatch: pytest.Monk
     monkeypatch.setattr(MaskedSequence, "advance", fails)
     (four,) = GRAMMARS.tokenizer.tokenize_str("4")
     for slot in (0, 1):
-        start = Start(slot, 1, DIGITS, NONE, NONE, False)
+        start = Start(slot, 1, DIGITS, b"", b"", False)
         server.begin(start)
     server.advance([[0, 1, 7], [1, 1, four]])
     assert memory.ready[:2].tolist() == [last_stamp(1), stamp(1, 1)]

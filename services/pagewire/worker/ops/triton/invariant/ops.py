@@ -50,9 +50,8 @@ from pagewire.worker.ops.triton.latent import latent_rope_kv_write as latent_rop
 from pagewire.worker.ops.triton.latent import multiply_heads as multiply_heads
 from pagewire.worker.ops.triton.latent import plan_latent_decode as plan_latent_decode
 from pagewire.worker.ops.triton.masks import await_masks as await_masks
-from pagewire.worker.ops.triton.masks import begin_wait as begin_wait
-from pagewire.worker.ops.triton.masks import end_wait as end_wait
 from pagewire.worker.ops.triton.masks import fetch_masks as fetch_masks
+from pagewire.worker.ops.triton.masks import note_time as note_time
 from pagewire.worker.ops.triton.quantized.grouped import grouped_linear as grouped_linear
 from pagewire.worker.ops.triton.quantized.grouped import grouped_linear_add as grouped_linear_add
 from pagewire.worker.ops.triton.quantized.linear import arranged as arranged
