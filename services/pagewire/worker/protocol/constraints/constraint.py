@@ -46,10 +46,10 @@ class Constraint:
         """
         arrays = {}
         for name in _ARRAYS:
-            data = getattr(message, name)
-            if len(data) % 4:
-                raise invalid(name, f"{name} has {len(data)} bytes; it must be a multiple of 4")
-            arrays[name] = unpack(data)
+            if data := getattr(message, name):  # most are empty
+                if len(data) % 4:
+                    raise invalid(name, f"{name} has {len(data)} bytes; it must be a multiple of 4")
+                arrays[name] = unpack(data)
         return cls(
             grammar=message.grammar,
             begin_after=message.begin_after,
@@ -64,13 +64,13 @@ class Constraint:
 
     def fault(self, vocab_size: int) -> str | None:
         """Why the constraint is invalid; None if it is valid. The grammar is not compiled."""
-        ends = np.array(self.end_token_ids, np.int64)
         given = (self.allowed_token_ids, self.banned_token_ids, self.reasoning_end_ids)
-        ids = np.concatenate((ends, *given))
-        if len(ids) and (ids.min() < 0 or ids.max() >= vocab_size):
+        if max(self.end_token_ids, default=0) >= vocab_size or any(
+            len(ids) and (ids.min() < 0 or ids.max() >= vocab_size) for ids in given
+        ):
             return f"a token id of the constraint is not in the vocabulary of {vocab_size}"
-        lengths = self.banned_lengths
-        if (lengths < 1).any() or lengths.sum() != len(self.banned_token_ids):
+        lengths, banned = self.banned_lengths, len(self.banned_token_ids)
+        if (len(lengths) or banned) and ((lengths < 1).any() or lengths.sum() != banned):
             return "banned_lengths must be at least 1 and add up to the banned_token_ids"
         if self.grammar and not self.end_token_ids:
             return "a grammar needs end_token_ids, or its sequence could not end"
