@@ -51,12 +51,11 @@ def test_await_masks(device: torch.device, ops: ModuleType, late: float, begin: 
 
 
 @BOTH
-@pytest.mark.parametrize("words", [32, 4768, 8224])  # the last one takes two pieces
+@pytest.mark.parametrize("words", [32, 4768, 8224])  # one piece, and several
 def test_fetch_masks(device: torch.device, ops: ModuleType, words: int) -> None:
     generator = torch.Generator().manual_seed(words)
     host = torch.randint(-(2**31), 2**31, (6, words), generator=generator).int()
     host = host_memory(host, device)
-    # More rows than one program copies.
     mask_rows = torch.tensor([4, -1, 0, -1, -1, -1, -1, 4, 2], dtype=torch.int32, device=device)
     masks = torch.full((6, words), 5, dtype=torch.int32, device=device)
     for _ in range(2):  # the second time the memory has other values

@@ -1,7 +1,8 @@
 """Kernels that wait for the masks of constrained rows and fetch them from the host.
 
-They run beside the layers with few programs: each takes the place of one of decode attention, which
-fills all multiprocessors. The kernels that sample apply the masks, see `adjustments.load_chunk`.
+They run beside the layers. Their programs are small, because each takes the place of others: decode
+attention fills all multiprocessors. The kernels that sample apply the masks, see
+`adjustments.load_chunk`.
 """
 
 from __future__ import annotations
@@ -11,13 +12,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import globaltimer
 
-from pagewire.worker.ops.integers import cdiv, next_power_of_2
+from pagewire.worker.ops.integers import next_power_of_2
 
-# Rows that a program copies, and the words that it copies at a time: each thread then has four
-# reads of 16 bytes on the bus.
-FETCHED_ROWS = 8
-PIECE = 8192
-FETCH_WARPS = 16
+# Words that a program copies at a time: each thread then has four reads of 16 bytes on the bus.
+PIECE = 1024
+FETCH_WARPS = 2
 
 
 @triton.jit(
@@ -53,43 +52,32 @@ def await_masks(ready: Tensor, mask_rows: Tensor, stamps: Tensor) -> None:
 
 
 # Values of `mask_rows` are loaded one by one, so their alignment does not matter: compiled once.
-@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["mask_rows_ptr"])
+@triton.jit(do_not_specialize_on_alignment=["mask_rows_ptr"])
 def _fetch_kernel(
     host_ptr,  # [slots, words], memory of the host
     mask_rows_ptr,  # [rows]
     masks_ptr,  # [slots, words]
-    rows,
     words,
-    ROWS: tl.constexpr,
     PIECE: tl.constexpr,
 ):
-    """Copy the masks of ROWS rows, one after another. The grid is `[rows / ROWS]`."""
-    begin = tl.program_id(0) * ROWS
-    for row in range(begin, tl.minimum(begin + ROWS, rows)):
-        slot = tl.load(mask_rows_ptr + row).to(tl.int64)
-        if slot >= 0:
-            for start in range(0, words, PIECE):
-                columns = start + tl.arange(0, PIECE)
-                known = columns < words
-                # Volatile: a cache may hold masks of an earlier step.
-                mask = tl.load(host_ptr + slot * words + columns, mask=known, volatile=True)
-                tl.store(masks_ptr + slot * words + columns, mask, mask=known)
+    """Copy the mask of a row. The grid is `[rows]`."""
+    slot = tl.load(mask_rows_ptr + tl.program_id(0)).to(tl.int64)
+    if slot >= 0:
+        for start in range(0, words, PIECE):
+            columns = start + tl.arange(0, PIECE)
+            known = columns < words
+            # Volatile: a cache may hold masks of an earlier step.
+            mask = tl.load(host_ptr + slot * words + columns, mask=known, volatile=True)
+            tl.store(masks_ptr + slot * words + columns, mask, mask=known)
 
 
 def fetch_masks(host: Tensor, mask_rows: Tensor, masks: Tensor) -> None:
     words = host.shape[1]
     assert masks.shape[1] == words
     assert words % 16 == 0  # so that 16 bytes are loaded at once
-    rows = len(mask_rows)
-    _fetch_kernel[(cdiv(rows, FETCHED_ROWS),)](
-        host,
-        mask_rows,
-        masks,
-        rows,
-        words,
-        ROWS=FETCHED_ROWS,
-        PIECE=min(PIECE, next_power_of_2(words)),
-        num_warps=FETCH_WARPS,
+    piece = min(PIECE, next_power_of_2(words))
+    _fetch_kernel[(len(mask_rows),)](
+        host, mask_rows, masks, words, PIECE=piece, num_warps=FETCH_WARPS
     )
 
 
