@@ -115,7 +115,8 @@ class MaskServer:
     def serve(self, tokens: int) -> None:
         """Works until the worker closes the pipe. `tokens` is raised when there are tokens.
 
-        One thread takes tokens and begins sequences: two would compete for the interpreter.
+        One thread takes tokens and begins sequences, tokens first: two would compete for the
+        interpreter. What takes longer than a mask has other threads.
         """
         memory, (number, count) = self._memory, self._part
         raised = select.epoll()
@@ -144,19 +145,15 @@ class MaskServer:
                     going = self.advance(mine)
             elif starts:
                 start = starts.popleft()
-                if self._is_quick(start):
+                grammar = start.constraint.grammar
+                known = not grammar or self._grammars.is_compiled(grammar)
+                if known and not start.output:  # takes about as long as a mask
                     self.begin(start)
                 elif (held := self._hold(start)) is not None:
-                    compiled = self._grammars.is_compiled(start.constraint.grammar)
-                    threads = resuming if compiled else compilers
+                    threads = resuming if known else compilers
                     threads.submit(partial(_or_end, partial(self._begin, start, held)))
             elif going:  # while the device computes
                 self._prepare(*going.pop())
-
-    def _is_quick(self, start: Start) -> bool:
-        """Whether a sequence begins in about the time of a mask."""
-        grammar = start.constraint.grammar
-        return not start.output and (not grammar or self._grammars.is_compiled(grammar))
 
     def begin(self, start: Start) -> None:
         """Compiles the grammar of a sequence and computes its first mask."""

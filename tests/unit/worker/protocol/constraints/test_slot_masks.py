@@ -105,6 +105,17 @@ def test_masks_follow_the_tokens_of_each_row(masks: SlotMasks) -> None:
     assert not first.failures
 
 
+def test_resumed_outputs_go_on_with_and_without_a_grammar(masks: SlotMasks) -> None:
+    (four,) = GRAMMARS.tokenizer.tokenize_str("4")
+    masks.start(0, DIGITS, NONE, NONE)
+    assert all(allowed(step(masks, [0], [0])))  # the grammar is compiled
+    masks.start(0, DIGITS, NONE, np.array([four] * 2, np.int32))
+    masks.start(2, Constraint(allowed_token_ids=np.array([5, four])), NONE, np.array([four]))
+    digits, few = allowed(step(masks, [0, 2], [2, 1]))
+    assert four in digits
+    assert few == sorted([5, four])
+
+
 def test_a_token_that_is_not_allowed_fails_its_own_row(masks: SlotMasks) -> None:
     four, letter = (GRAMMARS.tokenizer.tokenize_str(each)[0] for each in "4x")
     for slot in range(3):
