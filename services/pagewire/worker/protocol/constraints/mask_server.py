@@ -40,7 +40,7 @@ from pagewire.worker.protocol.constraints.mask_memory import (
     stamp,
 )
 from pagewire.worker.protocol.constraints.masked_sequence import MaskedSequence
-from pagewire.worker.protocol.constraints.prepared_sequence import PreparedSequence
+from pagewire.worker.protocol.constraints.prepared_sequence import MaskBuffer, PreparedSequence
 
 # The switch interval of threads, in seconds. Masks must not wait while a sequence begins.
 SWITCH_SECONDS = 1e-4
@@ -104,6 +104,7 @@ class MaskServer:
         `starts` is a pipe to read from. The others are eventfds to raise when results are written.
         """
         self._grammars, self._memory = grammars, memory
+        self._masks = list(map(MaskBuffer, memory.masks))
         self._part = part
         self._starts = Connection(starts, writable=False)
         self._masks_known, self._forced_known = masks_known, forced_known
@@ -172,7 +173,7 @@ class MaskServer:
         return held
 
     def _begin(self, start: Start, held: _Held) -> None:
-        slot, mask = start.slot, np.full(self._memory.words, -1, np.int32)
+        slot, mask = start.slot, MaskBuffer(np.full(self._memory.words, -1, np.int32))
         failure, sequence, forced = None, None, []
         try:
             sequence = PreparedSequence(
@@ -198,7 +199,7 @@ class MaskServer:
                     self._end(slot, held.generation)
                 else:
                     held.sequence = sequence
-                    self._memory.masks[slot] = mask
+                    self._memory.masks[slot] = mask.words
                     self._publish(slot, held, sequence)
         self._raise(held.drafts)
 
@@ -240,7 +241,7 @@ class MaskServer:
             for slot, held, sequence in going:
                 try:
                     # The device no longer needs the old mask: it has drawn that token.
-                    sequence.mask(self._memory.masks[slot])
+                    sequence.mask(self._masks[slot])
                 except BaseException as error:
                     self._fail(slot, held, error)
                 else:
@@ -252,7 +253,7 @@ class MaskServer:
         """Does work of a sequence before its next token arrives."""
         with self._lock:
             if self._held.get(slot) is held and not held.drafts:
-                sequence.prepare(self._memory.masks[slot])
+                sequence.prepare(self._masks[slot].words)
 
     def _forced(self, held: _Held, sequence: PreparedSequence) -> list[int]:
         return sequence.forced_tokens()[:MAX_FORCED] if held.drafts else []

@@ -2,9 +2,18 @@
 
 import numpy as np
 
-from pagewire.packing import Int32Array
 from pagewire.worker.protocol.constraints.grammars import GrammarError
 from pagewire.worker.protocol.constraints.masked_sequence import MaskedSequence
+from pagewire.worker.protocol.constraints.token_bans import Words
+
+
+class MaskBuffer:
+    """Memory of a mask, and its address: asking numpy for it takes 3 us, and a mask some 40."""
+
+    def __init__(self, words: Words) -> None:
+        """`words [words]` int32."""
+        self.words = words
+        self.address = words.ctypes.data
 
 
 class PreparedSequence:
@@ -19,7 +28,8 @@ class PreparedSequence:
         # The token that `_sequence` has and the device has not drawn yet; None if there is none.
         self._expected: int | None = None
         self._error: BaseException | None = None  # of `prepare`
-        self._next: Int32Array | None = None  # the mask after `_expected`; the memory is reused
+        # The mask after `_expected`; the memory is reused.
+        self._next: MaskBuffer | None = None
         self._known = False  # whether `_next` is the mask of the next token
 
     @property
@@ -51,15 +61,15 @@ class PreparedSequence:
         """See `MaskedSequence`. Do not call it after `prepare`."""
         return self._sequence.forced_tokens()
 
-    def mask(self, mask: Int32Array) -> None:
-        """Writes the mask `[words]` of the next token; GrammarError if none is left."""
+    def mask(self, mask: MaskBuffer) -> None:
+        """Writes the mask of the next token; GrammarError if none is left."""
         if self._known and self._next is not None:
-            mask[:] = self._next
+            mask.words[:] = self._next.words
         else:
             self._compute(mask)
 
-    def prepare(self, mask: Int32Array) -> None:
-        """Does work ahead of later calls. `mask` is that of the next token."""
+    def prepare(self, mask: Words) -> None:
+        """Does work ahead of later calls. `mask [words]` is that of the next token."""
         if self._expected is not None:
             return
         try:
@@ -68,20 +78,20 @@ class PreparedSequence:
                 self._sequence.advance(token)
                 if not self._sequence.ended:
                     if self._next is None:
-                        self._next = np.empty_like(mask)
+                        self._next = MaskBuffer(np.empty_like(mask))
                     self._compute(self._next)
                     self._known = True
             self._sequence.catch_up()
         except BaseException as error:  # a panic in Rust is not an Exception
             self._error = error
 
-    def _compute(self, mask: Int32Array) -> None:
+    def _compute(self, mask: MaskBuffer) -> None:
         if (matcher := self._sequence.matcher) is not None:
-            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        self._sequence.narrow(mask)
+            matcher.unsafe_compute_mask_ptr(mask.address, mask.words.nbytes)
+        self._sequence.narrow(mask.words)
 
 
-def _only_token(mask: Int32Array) -> int | None:
+def _only_token(mask: Words) -> int | None:
     """The only token that a mask allows; None if it does not allow exactly one."""
     if np.count_nonzero(mask) != 1:
         return None

@@ -12,7 +12,7 @@ from pagewire.models import eos_token_ids, resolve_model
 from pagewire.worker.protocol.constraints.constraint import Constraint
 from pagewire.worker.protocol.constraints.grammars import GrammarError, Grammars, grammars_of
 from pagewire.worker.protocol.constraints.masked_sequence import MaskedSequence
-from pagewire.worker.protocol.constraints.prepared_sequence import PreparedSequence
+from pagewire.worker.protocol.constraints.prepared_sequence import MaskBuffer, PreparedSequence
 
 FOLDER = resolve_model("embedded")
 VOCAB = 4096
@@ -34,7 +34,7 @@ def begin(grammars: Grammars, constraint: Constraint) -> PreparedSequence:
 
 def masked(sequence: PreparedSequence) -> np.ndarray:
     mask = np.zeros(VOCAB // 32, np.int32)
-    sequence.mask(mask)
+    sequence.mask(MaskBuffer(mask))
     return mask
 
 
