@@ -54,7 +54,7 @@ class CopiedResults:
 
 
 class HostBranch:
-    """Stands in for `Branch`: its work is done at once."""
+    """Stands in for `Branch`: its work is done at once, so the host waits for masks."""
 
     def __init__(self, _: torch.device) -> None:
         pass
@@ -70,7 +70,7 @@ class HostBranch:
 
 
 class HostGate(MaskGate):
-    """A gate without streams: the host waits for masks when the step begins."""
+    """A gate whose memory is not pinned."""
 
     def _pin(self, memory: MaskMemory) -> None:
         pass

@@ -34,7 +34,7 @@ class Constraint:
     grammar_field: str = ""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles arrays as bytes: numpy's own way takes 20 us of the interpreter for each."""
+        """Pickles arrays as bytes: numpy's own way takes 12 us for each."""
         values = [getattr(self, name) for name in self.__slots__]
         return _unpickled, tuple([pack(v) if isinstance(v, np.ndarray) else v for v in values])
 
@@ -65,7 +65,7 @@ class Constraint:
     def fault(self, vocab_size: int) -> str | None:
         """Why the constraint is invalid; None if it is valid. The grammar is not compiled."""
         given = (self.allowed_token_ids, self.banned_token_ids, self.reasoning_end_ids)
-        if max(self.end_token_ids, default=0) >= vocab_size or any(
+        if not all(0 <= token < vocab_size for token in self.end_token_ids) or any(
             len(ids) and (ids.min() < 0 or ids.max() >= vocab_size) for ids in given
         ):
             return f"a token id of the constraint is not in the vocabulary of {vocab_size}"

@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import pickle
 import select
 import subprocess
 import sys
@@ -183,7 +182,7 @@ class MaskProcesses:
 
     def _send_starts(self, process: int, starts: list[Start]) -> None:
         try:
-            self._starts[process][1].send_bytes(pickle.dumps(starts))
+            self._starts[process][1].send(starts)
         except BrokenPipeError:  # `_watch` handles it
             log.error("a mask process does not read any more")
 

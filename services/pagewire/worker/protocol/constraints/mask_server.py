@@ -42,7 +42,8 @@ from pagewire.worker.protocol.constraints.mask_memory import (
 from pagewire.worker.protocol.constraints.masked_sequence import MaskedSequence
 from pagewire.worker.protocol.constraints.prepared_sequence import MaskBuffer, PreparedSequence
 
-# The switch interval of threads, in seconds. Masks must not wait while a sequence begins.
+# The switch interval of threads, in seconds. Masks must not wait while another thread begins
+# a sequence.
 SWITCH_SECONDS = 1e-4
 
 # Grammars that a process compiles at the same time, so that a slow one delays few others.
@@ -80,7 +81,7 @@ class Start(NamedTuple):
 
 @dataclass(slots=True)
 class _Held:
-    """The latest sequence of a slot; `sequence` is None while its grammar is compiled."""
+    """The latest sequence of a slot; `sequence` is None until it has begun."""
 
     generation: int
     drafts: bool
@@ -112,20 +113,21 @@ class MaskServer:
         self._held: dict[int, _Held] = {}
         # By slot, the latest generation that was given up. Its start may still be on the pipe.
         self._dropped: dict[int, int] = {}
+        # For what takes longer than a mask.
+        self._compilers = ThreadPoolExecutor(COMPILERS, "grammars")
+        self._resuming = ThreadPoolExecutor(1, "resumed sequences")
 
     def serve(self, tokens: int) -> None:
         """Works until the worker closes the pipe. `tokens` is raised when there are tokens.
 
         One thread takes tokens and begins sequences, tokens first: two would compete for the
-        interpreter. What takes longer than a mask has other threads.
+        interpreter.
         """
         memory, (number, count) = self._memory, self._part
         raised = select.epoll()
         # Edge-triggered, so that one write wakes all processes; they never read the eventfd.
         raised.register(tokens, select.EPOLLIN | select.EPOLLET)
         raised.register(self._starts, select.EPOLLIN)
-        compilers = ThreadPoolExecutor(COMPILERS, "grammars")
-        resuming = ThreadPoolExecutor(1, "resumed sequences")
         starts: deque[Start] = deque()
         going: list[tuple[int, _Held, PreparedSequence]] = []
         read = 0
@@ -134,10 +136,7 @@ class MaskServer:
             busy = bool(read < written or starts or going)
             for fd, _ in raised.poll(0 if busy else None):
                 if fd == self._starts.fileno():
-                    try:
-                        starts.extend(self._starts.recv())
-                    except EOFError:
-                        os._exit(0)  # the worker has ended, or needs no more masks
+                    starts.extend(self._receive())
             if read < written:
                 rows = memory.get_tokens(read, written)
                 mine = rows[rows[:, 0] % count == number].tolist()
@@ -145,16 +144,27 @@ class MaskServer:
                 if mine:
                     going = self.advance(mine)
             elif starts:
-                start = starts.popleft()
-                grammar = start.constraint.grammar
-                known = not grammar or self._grammars.is_compiled(grammar)
-                if known and not start.output:  # takes about as long as a mask
-                    self.begin(start)
-                elif (held := self._hold(start)) is not None:
-                    threads = resuming if known else compilers
-                    threads.submit(partial(_or_end, partial(self._begin, start, held)))
+                self._begin_soon(starts.popleft())
             elif going:  # while the device computes
                 self._prepare(*going.pop())
+
+    def _receive(self) -> list[Start]:
+        """The next sequences on the pipe."""
+        try:
+            starts: list[Start] = self._starts.recv()
+        except EOFError:
+            os._exit(0)  # the worker has ended, or needs no more masks
+        return starts
+
+    def _begin_soon(self, start: Start) -> None:
+        """Begins a sequence, here if that takes about as long as a mask."""
+        grammar = start.constraint.grammar
+        known = not grammar or self._grammars.is_compiled(grammar)
+        if known and not start.output:
+            self.begin(start)
+        elif (held := self._hold(start)) is not None:
+            threads = self._resuming if known else self._compilers
+            threads.submit(partial(_or_end, partial(self._begin, start, held)))
 
     def begin(self, start: Start) -> None:
         """Compiles the grammar of a sequence and computes its first mask."""
